@@ -204,7 +204,7 @@ def kernels(device: torch.device) -> Mapping[str, bool]:
         ]
         counted = [
             packed_dense.usable(device, results.values.bits)
-            if results.whole(level)
+            if results.is_dense(level)
             else packed_sparse.usable(device, results.values)
             for level in range(TIERS)
             if results.values is not Values.FLOAT

@@ -26,7 +26,7 @@ class Web(ThreadingHTTPServer):
         self.files: dict[str, bytes] = {}
         self.etag = '"1"'
         self.faults: list[str] = []
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.rate: float = 0.0
         """Bytes per second, all requests together; 0: as fast as can be."""
         self.lock = threading.Lock()
@@ -46,8 +46,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         web = self.server
-        wanted = self.headers.get("Range", "")
-        web.asked.append((self.path, wanted))
+        byte_range = self.headers.get("Range", "")
+        web.requests.append((self.path, byte_range))
         fault = web.faults.pop(0) if web.faults else ""
         if fault[:3].isdecimal():
             code, _, seconds = fault.partition(" after ")
@@ -66,16 +66,16 @@ class _Handler(BaseHTTPRequestHandler):
         if data is None:
             self._answer(404, b"nothing here")
             return
-        if not (found := re.fullmatch(r"bytes=(\d+)-(\d+)", wanted)) or fault == "whole":
+        if not (match := re.fullmatch(r"bytes=(\d+)-(\d+)", byte_range)) or fault == "whole":
             self._answer(200, data)
             return
-        start = int(found[1])
-        end = min(int(found[2]) + 1, len(data))
+        start = int(match[1])
+        end = min(int(match[2]) + 1, len(data))
         if start >= len(data):
             self._answer(416, b"")
             return
-        said = f"bytes {start}-{end - 1}/{len(data)}"
-        self._answer(206, data[start:end], fault, ETag=web.etag, **{"Content-Range": said})
+        content_range = f"bytes {start}-{end - 1}/{len(data)}"
+        self._answer(206, data[start:end], fault, ETag=web.etag, **{"Content-Range": content_range})
 
     def _heavy(self) -> None:
         """A redirect to the same place, whose body is 256 MiB in 256 KiB."""

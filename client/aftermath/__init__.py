@@ -13,5 +13,5 @@ def __getattr__(name: str) -> str:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib.metadata import version
 
-    globals()[name] = found = version("aftermath")
-    return found
+    globals()[name] = version_string = version("aftermath")
+    return version_string

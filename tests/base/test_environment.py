@@ -32,21 +32,21 @@ def secrets(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("secrets")
 @pytest.mark.parametrize("environment", [bare_environment, environment_without_secrets])
 def test_child_environment_leaves_secrets_out(environment: type[dict[str, str]]) -> None:
-    found = environment()
-    assert found["PATH"] == os.environ["PATH"]
-    assert "hidden-value" not in found.values()
+    variables = environment()
+    assert variables["PATH"] == os.environ["PATH"]
+    assert "hidden-value" not in variables.values()
 
 
 def test_rank_environment_keeps_device_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    kept = {
+    device_variables = {
         "CUDA_VISIBLE_DEVICES": "1",
         "NCCL_DEBUG": "WARN",
         "OMP_NUM_THREADS": "2",
         "XDG_CACHE_HOME": "/tmp/x",
     }
-    for name, value in kept.items():
+    for name, value in device_variables.items():
         monkeypatch.setenv(name, value)
-    assert kept.items() <= environment_without_secrets().items()
+    assert device_variables.items() <= environment_without_secrets().items()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -90,12 +90,12 @@ def test_partial_file_of_killed_process_is_overwritten(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["kept"]
 
 
-def _write_shared(target: Path, said: Connection) -> None:
+def _write_shared(target: Path, connection: Connection) -> None:
     with replacing(target, shared=True) as stream:
         stream.write(b"theirs")
-        said.send("writing")
-        said.recv()
-    said.send("done")
+        connection.send("writing")
+        connection.recv()
+    connection.send("done")
 
 
 def test_replacing_shared_by_two_processes_keeps_both_whole(tmp_path: Path) -> None:
@@ -138,11 +138,11 @@ def test_file_reaches_disk_before_its_name(tmp_path: Path, monkeypatch: pytest.M
     assert forced == [(False, False), (True, True)]
 
 
-def _alone(folder: Path, said: Connection) -> None:
+def _alone(folder: Path, connection: Connection) -> None:
     with alone_in(folder):
-        said.send("in")
-        said.recv()
-        said.send("out")
+        connection.send("in")
+        connection.recv()
+        connection.send("out")
 
 
 def test_directory_lock_excludes_others_and_leaves_no_file(tmp_path: Path) -> None:

@@ -20,43 +20,43 @@ def tree(count: int) -> Tree:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 8, 9, 31, 32, 33, 100])
 def test_merkle_proof_holds_only_for_its_block_and_place(count: int) -> None:
-    found = tree(count)
-    assert len(found) == count
+    merkle_tree = tree(count)
+    assert len(merkle_tree) == count
     for index, block in enumerate(blocks(count)):
-        proof = found.proof(index)
+        proof = merkle_tree.proof(index)
         assert len(proof) == proof_length(index, count) <= count.bit_length()
-        assert proves(block, index, count, proof, found.root)
-        assert not proves(block + b" ", index, count, proof, found.root)
+        assert proves(block, index, count, proof, merkle_tree.root)
+        assert not proves(block + b" ", index, count, proof, merkle_tree.root)
         for other in {(index + 1) % count, index ^ 1, -1, count} - {index}:
-            assert not proves(block, other, count, proof, found.root)
+            assert not proves(block, other, count, proof, merkle_tree.root)
         for wrong in (count - 1, count + 1):
-            assert not proves(block, index, wrong, proof, found.root)
+            assert not proves(block, index, wrong, proof, merkle_tree.root)
 
 
 @given(st.integers(1, 40), st.data())
 def test_merkle_proof_with_changed_bytes_fails(count: int, data: st.DataObject) -> None:
-    found = tree(count)
+    merkle_tree = tree(count)
     index = data.draw(st.integers(0, count - 1))
-    proof = found.proof(index)
+    proof = merkle_tree.proof(index)
     block = blocks(count)[index]
-    parts = [*proof, found.root]
+    parts = [*proof, merkle_tree.root]
     at = data.draw(st.integers(0, len(parts) - 1))
     bit = data.draw(st.integers(0, 8 * DIGEST - 1))
     changed = bytearray(parts[at])
     changed[bit // 8] ^= 1 << bit % 8
     parts[at] = bytes(changed)
     assert not proves(block, index, count, parts[:-1], parts[-1])
-    assert not proves(block, index, count, [*proof, bytes(DIGEST)], found.root)
+    assert not proves(block, index, count, [*proof, bytes(DIGEST)], merkle_tree.root)
     if proof:
-        assert not proves(block, index, count, proof[:-1], found.root)
+        assert not proves(block, index, count, proof[:-1], merkle_tree.root)
 
 
 def test_blocks_nodes_and_roots_cannot_be_taken_for_each_other() -> None:
     """The attack presents the two digests below a node as one block of a smaller tree."""
-    found = tree(2)
+    merkle_tree = tree(2)
     below = b"".join(block_digest(block) for block in blocks(2))
-    assert block_digest(below) != found._rows[1][0]
-    assert not proves(below, 0, 1, [], found.root)
+    assert block_digest(below) != merkle_tree._rows[1][0]
+    assert not proves(below, 0, 1, [], merkle_tree.root)
     assert block_digest(b"x") != blake3(b"x").digest(), "nor for a payload's hash"
 
 

@@ -30,20 +30,20 @@ finally:
 )
 @pytest.mark.parametrize("entry", ENTRIES)
 @pytest.mark.parametrize(
-    ("own", "said"),
+    ("own", "spin_count"),
     [({}, SPINS), ({"GOMP_SPINCOUNT": "77"}, "77"), ({"OMP_WAIT_POLICY": "PASSIVE"}, "0")],
     ids=["ours", "the user's turns", "the user's policy"],
 )
 def test_openmp_threads_sleep_soon_unless_user_decides(
-    entry: str, own: dict[str, str], said: str
+    entry: str, own: dict[str, str], spin_count: str
 ) -> None:
     plain = {name: value for name, value in os.environ.items() if name not in BY_THE_USER}
     line = [sys.executable, "-c", f"from {entry} import main\n{THEN}"]
-    done = subprocess.run(
+    completed = subprocess.run(
         line,
         env=plain | own | {"OMP_DISPLAY_ENV": "VERBOSE"},
         capture_output=True,
         text=True,
         timeout=60,
     )
-    assert f"GOMP_SPINCOUNT = '{said}'" in done.stderr, done.stderr
+    assert f"GOMP_SPINCOUNT = '{spin_count}'" in completed.stderr, completed.stderr

@@ -79,8 +79,8 @@ def test_socks_proxy_needs_its_package(environment: pytest.MonkeyPatch, url: str
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving() as found:
-        yield found
+    with serving() as server:
+        yield server
 
 
 async def test_transport_sends_request_through_proxy(
@@ -91,4 +91,4 @@ async def test_transport_sends_request_through_proxy(
     async with httpx.AsyncClient(transport=ProxyTransport()) as client:
         for url in ("http://rpc.example/a", f"{web.url}/a"):
             assert (await client.get(url)).content == b"tokens"
-    assert [path for path, _ in web.asked] == ["http://rpc.example/a", "/a"]
+    assert [path for path, _ in web.requests] == ["http://rpc.example/a", "/a"]

@@ -10,8 +10,8 @@ from aftermath.base.rate_limit import Backoff, doubled
 
 def test_backoff_doubles_up_to_longest() -> None:
     pauses = Backoff(0.25, 4.0)
-    said = [(pauses.at_longest, pauses.next()) for _ in range(7)]
-    assert said == [
+    attempts = [(pauses.at_longest, pauses.next()) for _ in range(7)]
+    assert attempts == [
         (False, 0.25),
         (False, 0.5),
         (False, 1.0),

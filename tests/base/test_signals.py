@@ -36,11 +36,11 @@ def test_signal_reaches_only_its_handler_on_loop(
     loop: Callable[[], asyncio.AbstractEventLoop], number: signal.Signals
 ) -> None:
     async def twice() -> None:
-        told = asyncio.Queue[asyncio.AbstractEventLoop]()
-        with on_signals(lambda _: told.put_nowait(asyncio.get_running_loop())):
+        loops = asyncio.Queue[asyncio.AbstractEventLoop]()
+        with on_signals(lambda _: loops.put_nowait(asyncio.get_running_loop())):
             for _ in range(2):
                 os.kill(os.getpid(), number)
-                assert await asyncio.wait_for(told.get(), 30) is asyncio.get_running_loop()
+                assert await asyncio.wait_for(loops.get(), 30) is asyncio.get_running_loop()
 
     before = [signal.getsignal(one) for one in ENDING]
     with asyncio.Runner(loop_factory=loop) as runner:
@@ -89,17 +89,17 @@ def test_termination_interrupts_block_only_once(number: signal.Signals) -> None:
 def test_before_termination_without_signal_is_silent(
     loop: Callable[[], asyncio.AbstractEventLoop],
 ) -> None:
-    said: list[str] = []
+    calls: list[str] = []
 
     async def passes() -> None:
-        with before_termination(lambda: said.append("said")):
+        with before_termination(lambda: calls.append("said")):
             await asyncio.sleep(0)
 
     before = signal.getsignal(signal.SIGTERM)
     with asyncio.Runner(loop_factory=loop) as runner:
         runner.run(passes())
     assert signal.getsignal(signal.SIGTERM) is before
-    assert not said
+    assert not calls
 
 
 def test_on_signals_under_nohup_leaves_sighup_ignored() -> None:
@@ -146,9 +146,9 @@ def test_process_on_closed_terminal_finishes_its_work(tmp_path: Path) -> None:
     child, terminal = pty.fork()
     if child == 0:
         os.execv(sys.executable, [sys.executable, "-c", program, str(tmp_path / "saved")])
-    seen = b""
-    while b"\n" not in seen:
-        seen += os.read(terminal, 100)
+    output = b""
+    while b"\n" not in output:
+        output += os.read(terminal, 100)
     os.close(terminal)
     _, status = os.waitpid(child, 0)
     assert os.waitstatus_to_exitcode(status) == 0

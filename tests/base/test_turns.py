@@ -9,24 +9,24 @@ from aftermath.base.concurrency import TurnLock
 
 def test_turn_lock_is_fair_to_waiting_threads() -> None:
     turns = TurnLock()
-    told = list[str]()
-    asked = threading.Event()
+    order = list[str]()
+    ready = threading.Event()
 
     def ask() -> None:
-        asked.set()
+        ready.set()
         with turns:
-            told.append("other")
+            order.append("other")
 
     other = threading.Thread(target=ask)
     with turns:
         other.start()
-        asked.wait()
+        ready.wait()
         while turns._given < 2:  # it stands in the queue
             pass
     with turns:
-        told.append("again")
+        order.append("again")
     other.join()
-    assert told == ["other", "again"]
+    assert order == ["other", "again"]
 
 
 def test_turn_lock_is_released_on_error() -> None:

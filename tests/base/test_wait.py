@@ -35,15 +35,15 @@ async def test_cancelled_tasks_are_awaited_however_they_end() -> None:
     tasks = {asyncio.ensure_future(one) for one in (tidy(), stubborn())}
     for task in tasks:
         task.add_done_callback(tasks.discard)  # as their owners do
-    done = asyncio.ensure_future(quick())
+    quick_task = asyncio.ensure_future(quick())
     await begun.wait()
     under_way = list(tasks)
-    await cancel([*tasks, done])
+    await cancel([*tasks, quick_task])
     assert cleaned == [True]
     assert all(task.done() for task in under_way)
     assert isinstance(
         next(task for task in under_way if not task.cancelled()).exception(), RuntimeError
     )
-    assert done.result() == 7
+    assert quick_task.result() == 7
     await cancel(tasks)
     assert not tasks

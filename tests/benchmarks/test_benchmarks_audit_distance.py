@@ -27,10 +27,10 @@ def cases() -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit_distance, "MODEL", audit_distance.MODEL | TINY)
         patch.setattr(audit_distance, "WARM_UP_STEPS", 2)
-        found: dict[str, Any] = audit_distance.measure(
+        distances: dict[str, Any] = audit_distance.measure(
             torch.device("cpu"), "adamw", 4, "kept", sizes
         )
-    return found
+    return distances
 
 
 def test_distance_of_repeated_round_is_zero(cases: dict[str, Any]) -> None:

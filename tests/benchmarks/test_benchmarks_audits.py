@@ -35,27 +35,27 @@ def test_audits_of_honest_members_raise_no_alarm(figures: dict[str, Any]) -> Non
 
 def test_audits_of_attackers_detect_all(figures: dict[str, Any]) -> None:
     assert figures["attacks"].keys() == members.ATTACKS.keys()
-    for attack, found in figures["attacks"].items():
-        assert found["detected"] == found["audits"] == 2
+    for attack, counts in figures["attacks"].items():
+        assert counts["detected"] == counts["audits"] == 2
         exact = attack in audits.EXACT_ATTACKS
-        assert exact or found["smallest"] > 10 * figures["bound"]
+        assert exact or counts["smallest"] > 10 * figures["bound"]
 
 
 def test_audits_of_honest_bf16_members_have_distance_zero(figures: dict[str, Any]) -> None:
     """A judge repeats the member's passes. In others, the distance exceeds the bound of fp32."""
     in_bf16 = figures["bf16"]
-    for found in in_bf16["same_passes"].values():
-        assert found["audits"] == 8
-        assert set(found["largest"].values()) == {0.0}
+    for counts in in_bf16["same_passes"].values():
+        assert counts["audits"] == 8
+        assert set(counts["largest"].values()) == {0.0}
     assert in_bf16["other_passes"]["muon"]["largest"]["whole"] > figures["bound"]
-    assert {found["false_alarms"] for found in in_bf16["other_passes"].values()} == {0}
+    assert {counts["false_alarms"] for counts in in_bf16["other_passes"].values()} == {0}
 
 
 @pytest.mark.parametrize("optimizer", members.OPTIMIZERS)
 def test_audits_of_bf16_attackers_detect_most(figures: dict[str, Any], optimizer: str) -> None:
-    for attack, found in figures["bf16"]["attacks"][optimizer].items():
+    for attack, counts in figures["bf16"]["attacks"][optimizer].items():
         small = optimizer == "muon" and attack in ("skip_1", "direction", "moments")
-        assert small or found["detected"] == found["audits"] == 1
+        assert small or counts["detected"] == counts["audits"] == 1
 
 
 def test_audits_show_every_attack(

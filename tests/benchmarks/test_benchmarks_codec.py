@@ -69,8 +69,8 @@ def test_codec_bytes_are_near_their_bound_and_below_demo() -> None:
     assert one["8"]["bytes"] < 96 / 6.5
     assert one["8"]["bytes"] < one["32"]["bytes"] < one["64"]["bytes"] < two["64"]["bytes"]
     signs = codec.bytes_of(partial(codec.signs, SMALL))
-    for found in (one, two, signs):
-        for size in found.values():
+    for sizes in (one, two, signs):
+        for size in sizes.values():
             assert size["bound"] < size["bytes"] < 1.15 * size["bound"]
 
 
@@ -89,10 +89,10 @@ def test_two_thread_figures_use_wall_clock(
     """Test that two threads are timed by the wall clock. CPU time would count both threads, but not
     the time that one waits for the other.
     """
-    seen = set[tuple[int, object]]()
+    settings = set[tuple[int, object]]()
 
-    def best(*actions: Callable[[], object], **named: object) -> list[float]:
-        seen.add((torch.get_num_threads(), named["clock"]))
+    def best(*actions: Callable[[], object], **kwargs: object) -> list[float]:
+        settings.add((torch.get_num_threads(), kwargs["clock"]))
         return list(distro.best(*actions, repeats=1))
 
     before = torch.get_num_threads()
@@ -100,15 +100,15 @@ def test_two_thread_figures_use_wall_clock(
     monkeypatch.setattr(codec, "MODEL", SMALL)
     monkeypatch.setattr(codec, "the_schema", lambda: codec.signs(SMALL, 8))
     try:
-        found = codec.speeds(threads, codec.loco(SMALL, 32))
+        speeds = codec.speeds(threads, codec.loco(SMALL, 32))
     finally:
         torch.set_num_threads(before)
-    assert seen == {(threads, clock)}
+    assert settings == {(threads, clock)}
     kinds = {"distro", "sparseloco", "all_numbers", "all_numbers_muon"}
-    assert kinds | {"aggregate32_seconds"} == found.keys()
+    assert kinds | {"aggregate32_seconds"} == speeds.keys()
     assert (
-        found["distro"].keys()
-        == found["sparseloco"].keys()
+        speeds["distro"].keys()
+        == speeds["sparseloco"].keys()
         >= {"encode_over_demo", "apply16_over_demo"}
     )
 
@@ -119,7 +119,7 @@ def test_result_bytes_are_near_minimum(values: Values) -> None:
     for edges in ((64, 64), (52, 64)):
         square = partial(Blocks, Segment("square", 0, None, 0, edges[0], edges), edges)
         size = edges[0] * edges[1]
-        for kept in {
+        for topk in {
             3,
             4,
             8,
@@ -137,6 +137,6 @@ def test_result_bytes_are_near_minimum(values: Values) -> None:
             *range(2100, size, 600),
             size,
         }:
-            results = ResultFormat((square(min(kept, size)),) * 8, 1, Transform.NONE, values)
+            results = ResultFormat((square(min(topk, size)),) * 8, 1, Transform.NONE, values)
             over = results.payload_bytes(0) / codec.least_bytes(results)
-            assert 1 <= over < 1.19, (edges, kept, over)
+            assert 1 <= over < 1.19, (edges, topk, over)

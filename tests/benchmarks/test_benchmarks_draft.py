@@ -29,16 +29,16 @@ def test_correct_draft_saves_four_of_five_passes(
 ) -> None:
     monkeypatch.setattr(draft, "NEW_TOKENS", 16)
     models = draft.agreeing(SMALL)
-    found = draft.compared(models, [[1, 2, 3], [4]], 0.0)
-    assert found["tokens"] == 2 * draft.NEW_TOKENS
-    assert [*found["by_draft"]] == ["1", "2"]
-    for one in found["by_draft"].values():
+    comparison = draft.compared(models, [[1, 2, 3], [4]], 0.0)
+    assert comparison["tokens"] == 2 * draft.NEW_TOKENS
+    assert [*comparison["by_draft"]] == ["1", "2"]
+    for one in comparison["by_draft"].values():
         assert one["taken"] == 1
         assert one["fewer_passes"] == round(
             draft.NEW_TOKENS / -(-draft.NEW_TOKENS // (draft.GUESSES + 1)), 3
         )
         assert one["over_alone"] == pytest.approx(
-            one["tokens_per_s"] / found["alone_tokens_per_s"], rel=0.01
+            one["tokens_per_s"] / comparison["alone_tokens_per_s"], rel=0.01
         )
     sizes = draft._parameters(models)
     assert sizes["0"] > sizes["1"] > sizes["2"]
@@ -48,9 +48,13 @@ def test_correct_draft_saves_four_of_five_passes(
 
 
 def test_draft_with_different_text_gives_no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    def wrong(*given: Any, **named: Any) -> Continuation:
-        said = generate(*given, **named)
-        return replace(said, ids=[*said.ids[:-1], said.ids[-1] ^ 1]) if named["draft"] else said
+    def wrong(*args: Any, **kwargs: Any) -> Continuation:
+        generation = generate(*args, **kwargs)
+        return (
+            replace(generation, ids=[*generation.ids[:-1], generation.ids[-1] ^ 1])
+            if kwargs["draft"]
+            else generation
+        )
 
     monkeypatch.setattr(draft, "generate", wrong)
     with pytest.raises(AssertionError, match="tier 1 changes what is written"):

@@ -40,14 +40,14 @@ def check(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 def test_gpu_check_without_gpu_fails_with_sentence(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    kept = BENCHMARKS / "measured" / "gpu.json"
-    before = kept.read_bytes() if kept.exists() else None
+    figures_file = BENCHMARKS / "measured" / "gpu.json"
+    before = figures_file.read_bytes() if figures_file.exists() else None
     monkeypatch.setattr(sys, "argv", ["gpu.py"])
     assert check.main() == 1
-    shown = capsys.readouterr()
-    assert shown.err == "error: this machine has no CUDA device, so there is nothing to check\n"
-    assert not shown.out
-    assert before == (kept.read_bytes() if kept.exists() else None)
+    captured = capsys.readouterr()
+    assert captured.err == "error: this machine has no CUDA device, so there is nothing to check\n"
+    assert not captured.out
+    assert before == (figures_file.read_bytes() if figures_file.exists() else None)
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ def test_help_benchmark_measures_named_commands(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["help.py", "tick", "model init", "--times", "1", "--json"])
     pages.main()
-    found = json.loads(capsys.readouterr().out)["ms_over_interpreter"]
-    assert list(found) == ["tick", "model init"]
+    times = json.loads(capsys.readouterr().out)["ms_over_interpreter"]
+    assert list(times) == ["tick", "model init"]
     monkeypatch.setattr(sys, "argv", ["help.py", pages.INDEX_PAGE, "--times", "1"])
     pages.main()
     assert "ms  (index)" in capsys.readouterr().out

@@ -31,10 +31,10 @@ def test_interval_equals_students_formula() -> None:
 
 def test_gain_compares_same_tier_and_seeds() -> None:
     losses = {"a": {0: {0: 2.0, 1: 2.1, 2: 9.0}, 1: {0: 1.0}}, "b": {0: {0: 2.5, 1: 2.7}}}
-    found = unequal.gain("q", 0, ("a", "b"), losses)
-    assert (found["gain"], found["seeds"]) == (0.55, 2)
-    assert found["interval"] == pytest.approx(12.706 * 0.05, abs=1e-3)
-    assert not found["clear"]
+    gain = unequal.gain("q", 0, ("a", "b"), losses)
+    assert (gain["gain"], gain["seeds"]) == (0.55, 2)
+    assert gain["interval"] == pytest.approx(12.706 * 0.05, abs=1e-3)
+    assert not gain["clear"]
     assert unequal.gain("q", 1, ("a", "b"), losses) is None
     close = {"a": {0: {0: 2.0, 1: 2.0}}, "b": {0: {0: 2.5, 1: 2.51}}}
     assert unequal.gain("q", 0, ("a", "b"), close)["clear"]
@@ -116,8 +116,8 @@ def _drawn(picture: Path) -> str:
 
 
 def test_every_question_names_existing_arms() -> None:
-    named = {arm.name for source in unequal.KINDS.values() for arm in arms.arms(source)}
-    assert {name for _, _, *names in unequal.QUESTIONS for name in names} == named
+    arm_names = {arm.name for source in unequal.KINDS.values() for arm in arms.arms(source)}
+    assert {name for _, _, *names in unequal.QUESTIONS for name in names} == arm_names
 
 
 _OF_THREE = ("mixed", "three-large", "small-only", "smallest")
@@ -125,12 +125,12 @@ _OF_THREE = ("mixed", "three-large", "small-only", "smallest")
 
 @pytest.mark.parametrize("kind", unequal.KINDS)
 def test_every_heterogeneity_arm_is_trainable(kind: str) -> None:
-    named = arms.arms(unequal.KINDS[kind])
-    for arm in named:
+    question_arms = arms.arms(unequal.KINDS[kind])
+    for arm in question_arms:
         arms.result_bytes(arm.trainings[0])  # the others differ in steps, rate and seed
         for training in arm.trainings:
             assert training.said["steps"] * training.inner_steps == training.steps
-    tokens = {arm.name: arm.trainings[0].said["total_batch"] for arm in named}
+    tokens = {arm.name: arm.trainings[0].said["total_batch"] for arm in question_arms}
     assert {tokens[name] for name in tokens if name in _OF_THREE} == {3 * tokens["alone"]}
 
 
@@ -138,10 +138,10 @@ def test_heterogeneity_page_covers_all_trainings() -> None:
     written = json.loads((BENCHMARKS / "measured" / "heterogeneity.json").read_text())["figures"]
     for kind, sizes in written.items():
         source = unequal.KINDS[kind]
-        for size, found in sizes.items():
-            named = {
+        for size, figures in sizes.items():
+            keys = {
                 one.key for arm in arms.arms(source) for one in arm.trainings if one.size == size
             }
-            assert set(arms.kept(size, source)) <= named
+            assert set(arms.kept(size, source)) <= keys
             again = json.loads(json.dumps(unequal.of_size(size, kind)))
-            assert again == found, "run: benchmarks/measure.py heterogeneity"
+            assert again == figures, "run: benchmarks/measure.py heterogeneity"

@@ -141,8 +141,8 @@ def test_training_after_all_ideas_is_plain_again(place: Path, plain: dict[str, T
 
 
 def test_equal_gradient_sizes_change_distro(place: Path) -> None:
-    said = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6, "steps": 4}
-    assert not _equal(_trained(place, {"rms": True}, **said), _trained(place, {}, **said))
+    options = {"optimizer": "distro", "members": 3, "tiers": "0", "total_batch": 6, "steps": 4}
+    assert not _equal(_trained(place, {"rms": True}, **options), _trained(place, {}, **options))
 
 
 @pytest.mark.parametrize("idea", [{"uncut": True}, {"uncut": True, "dct": True}])
@@ -150,17 +150,17 @@ def test_results_arrive_with_and_without_dct(idea: dict[str, Any]) -> None:
     """With 2 bits for every value, the result is the change, rounded to the lattice."""
     schema = toy_inner(divisor="all", topk=64, topk_embeddings=64)
     params = tensors(schema, 0, 0)
-    made = gradients(schema, 0, 1)
+    gradient_tensors = gradients(schema, 0, 1)
     before = {name: tensor.clone() for name, tensor in params.items()}
     with idea_methods.with_idea(idea, {}):
         sent = ErrorFeedback(schema.results, 0, params, 1.0).compress(
-            PseudoGradient(made, 1.0, 0.0)
+            PseudoGradient(gradient_tensors, 1.0, 0.0)
         )
         votes = {level: [decode_level(own, schema.results, level)] for level, own in sent.items()}
         Engine(schema, 0, params).apply(votes, 1.0)
     for name, tensor in params.items():
-        left = before[name] - tensor - made[name]
-        assert left.norm() < 0.6 * made[name].norm(), name
+        left = before[name] - tensor - gradient_tensors[name]
+        assert left.norm() < 0.6 * gradient_tensors[name].norm(), name
 
 
 def test_unknown_idea_is_refused() -> None:
@@ -198,9 +198,11 @@ def test_vote_of_weight_two_counts_twice() -> None:
     one, other = random_votes(schema, 1, 2, seed=3)
     most = most_of(settings, 1.0)
     with idea_methods.with_idea({"weights": [2, 5, 1]}, {"tiers": "0,2,1"}):
-        found = sparseloco_apply.changes([one, other], 1, settings, most)
+        vote_changes = sparseloco_apply.changes([one, other], 1, settings, most)
     counted = changes([one, one, other], 1, settings, most)
-    assert all(torch.equal(own, expected) for own, expected in zip(found, counted, strict=True))
+    assert all(
+        torch.equal(own, expected) for own, expected in zip(vote_changes, counted, strict=True)
+    )
 
 
 def test_low_rank_approximation_improves_with_rank() -> None:
@@ -216,9 +218,9 @@ def test_low_rank_approximation_improves_with_rank() -> None:
 
 
 def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
-    said = SAID | {"inner_steps": 1}
-    with idea_methods.with_idea({"whole_forward": True}, said):
-        trainer = training_loop(place, **said)._begun.trainer
+    options = SAID | {"inner_steps": 1}
+    with idea_methods.with_idea({"whole_forward": True}, options):
+        trainer = training_loop(place, **options)._begun.trainer
         assert isinstance(trainer, MultiReplicaTrainer)
         whole, _, small = trainer.replicas
         before = {name: tensor.detach().clone() for name, tensor in whole.params.items()}
@@ -237,9 +239,9 @@ def test_small_member_learns_its_part_of_whole_gradient(place: Path) -> None:
 
 
 def test_large_member_as_smaller_has_smaller_gradient(place: Path) -> None:
-    said = SAID | {"inner_steps": 1}
-    with idea_methods.with_idea({"as_smaller": [2]}, said):
-        trainer = training_loop(place, **said)._begun.trainer
+    options = SAID | {"inner_steps": 1}
+    with idea_methods.with_idea({"as_smaller": [2]}, options):
+        trainer = training_loop(place, **options)._begun.trainer
         assert isinstance(trainer, MultiReplicaTrainer)
         whole, _, small = trainer.replicas
         tokens = torch.arange(32).view(2, 16) % 7
@@ -268,15 +270,15 @@ def test_every_idea_arm_is_trainable_and_has_expectation() -> None:
 @pytest.mark.slow
 def test_ideas_page_covers_all_trainings() -> None:
     written = json.loads((BENCHMARKS / "measured" / "ideas.json").read_text())["figures"]
-    named = {one.key for arm in arms.arms(ideas.FILE) for one in arm.trainings}
-    assert set(arms.kept(ideas.SIZE, ideas.FILE)) <= named
+    keys = {one.key for arm in arms.arms(ideas.FILE) for one in arm.trainings}
+    assert set(arms.kept(ideas.SIZE, ideas.FILE)) <= keys
     assert json.loads(json.dumps(ideas.report())) == written, "run: benchmarks/measure.py ideas"
 
 
 def test_ideas_gain_compares_same_tier_and_seeds() -> None:
-    found = ideas.gains(
+    gains = ideas.gains(
         {0: {0: 2.0, 1: 2.0}, 1: {0: 1.0}}, {0: {0: 2.5, 1: 2.51, 2: 9.0}, 1: {0: 1.5}}
     )
-    assert found["0"]["gain"] == pytest.approx(0.505)
-    assert (found["0"]["seeds"], found["0"]["clear"]) == (2, True)
-    assert found["1"] == {"gain": 0.5, "interval": None, "seeds": 1, "clear": False}
+    assert gains["0"]["gain"] == pytest.approx(0.505)
+    assert (gains["0"]["seeds"], gains["0"]["clear"]) == (2, True)
+    assert gains["1"] == {"gain": 0.5, "interval": None, "seeds": 1, "clear": False}

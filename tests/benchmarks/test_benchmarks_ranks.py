@@ -14,12 +14,14 @@ from benchmarks.test_benchmarks_step import BENCHMARKS
 @pytest.mark.nightly  # a minute of CPU; tests/parallel covers that both ways train the same
 def test_ranks_benchmark_gives_figures_of_both_optimizers() -> None:
     line = [sys.executable, str(BENCHMARKS / "ranks.py"), "--json", "--repetitions", "1"]
-    found = json.loads(subprocess.run(line, stdout=subprocess.PIPE, check=True, timeout=280).stdout)
+    output = json.loads(
+        subprocess.run(line, stdout=subprocess.PIPE, check=True, timeout=280).stdout
+    )
     for kind, per_parameter in (("adamw", 8), ("muon", 4)):
-        figures = found[kind]
-        assert len(figures["moments"]) == found["ranks"]
+        figures = output[kind]
+        assert len(figures["moments"]) == output["ranks"]
         assert sum(figures["moments"]) == pytest.approx(
-            per_parameter * found["parameters"], rel=0.05
+            per_parameter * output["parameters"], rel=0.05
         )
         assert figures["first_dealt"] < figures["first_whole"]
         saved = figures["first_whole"] - figures["first_dealt"]

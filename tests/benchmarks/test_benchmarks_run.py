@@ -62,7 +62,7 @@ def test_benchmark_script_prints_its_figures(
 ) -> None:
     script, *arguments = line
     command = [sys.executable, ROOT / "benchmarks" / script, *arguments, "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert all(reduce(getitem, figure.split("."), found) for figure in figures), found
+    completed = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    output = json.loads(completed.stdout)
+    assert all(reduce(getitem, figure.split("."), output) for figure in figures), output

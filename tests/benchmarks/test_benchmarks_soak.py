@@ -36,20 +36,20 @@ def test_report_adds_up_all_processes_of_a_member(tmp_path: Path) -> None:
         event("machine", 502.0, resident=125),
     ]
     log.write_text("\n".join(lines))
-    found = soak.report([log])
-    assert found["connections"] == {"opened": 5, "closed": 2}
-    assert found["warnings"] == {"peer N is silent for N s": 1}
-    assert found["memory_growth"] == [1.25]
-    assert found["rounds"] == 7
+    report = soak.report([log])
+    assert report["connections"] == {"opened": 5, "closed": 2}
+    assert report["warnings"] == {"peer N is silent for N s": 1}
+    assert report["memory_growth"] == [1.25]
+    assert report["rounds"] == 7
 
 
 @pytest.mark.nightly
 def test_soak_keeps_connections_and_equal_replicas(tmp_path: Path) -> None:
-    found = soak.soak(2 / 60, 4, tmp_path)
-    assert found["rounds"] > 10
-    assert not found["failed"]
-    assert found["comparisons"]
-    assert not found["differing"]
-    assert found["connections"]["opened"] == 12
-    assert not found["connections"]["closed"]
-    assert not found["connections"]["failed"]
+    report = soak.soak(2 / 60, 4, tmp_path)
+    assert report["rounds"] > 10
+    assert not report["failed"]
+    assert report["comparisons"]
+    assert not report["differing"]
+    assert report["connections"]["opened"] == 12
+    assert not report["connections"]["closed"]
+    assert not report["connections"]["failed"]

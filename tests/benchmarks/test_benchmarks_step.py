@@ -44,9 +44,9 @@ def test_plain_loop_equals_loss_and_gradient_of_member(step: ModuleType) -> None
     torch.testing.assert_close(losses[0], losses[1], rtol=1e-5, atol=1e-6)
     for loss in losses:
         loss.backward()
-    wanted = ours.get_parameter("model.layers.1.mlp.down_proj.weight").grad
+    expected = ours.get_parameter("model.layers.1.mlp.down_proj.weight").grad
     torch.testing.assert_close(
-        plain.get_parameter("blocks.1.down.weight").grad, wanted, rtol=1e-3, atol=1e-6
+        plain.get_parameter("blocks.1.down.weight").grad, expected, rtol=1e-3, atol=1e-6
     )
 
 
@@ -61,19 +61,19 @@ def test_step_figures_are_medians_and_ratios(step: ModuleType) -> None:
     }.items():
         for each in seconds:
             spent.note(what, each)
-    found = step.figures(spent, 1200)
-    assert found["train_over_plain"] == 1.5
-    assert found["with_encode_over_plain"] == 1.2
+    figures = step.figures(spent, 1200)
+    assert figures["train_over_plain"] == 1.5
+    assert figures["with_encode_over_plain"] == 1.2
     assert (
-        found["train_tokens_per_s"],
-        found["with_encode_tokens_per_s"],
-        found["plain_tokens_per_s"],
+        figures["train_tokens_per_s"],
+        figures["with_encode_tokens_per_s"],
+        figures["plain_tokens_per_s"],
     ) == (
         600,
         480,
         400,
     )
-    assert (found["encode_of_step"], found["decode_of_step"], found["apply_of_step"]) == (
+    assert (figures["encode_of_step"], figures["decode_of_step"], figures["apply_of_step"]) == (
         0.1,
         0.2,
         0.3,
@@ -95,7 +95,7 @@ def test_step_benchmark_prints_its_measurement() -> None:
         "distro",
     ]
     command = [sys.executable, BENCHMARKS / "step.py", "--json", *small]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    assert found["train_over_plain"] == found["distro"]["1"]["train_over_plain"] > 0
-    assert found["precision"] == "fp32"
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    figures = json.loads(completed.stdout)
+    assert figures["train_over_plain"] == figures["distro"]["1"]["train_over_plain"] > 0
+    assert figures["precision"] == "fp32"

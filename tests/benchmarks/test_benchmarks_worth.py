@@ -43,14 +43,14 @@ PRINTED = json.loads((BENCHMARKS / "measured" / "worth.json").read_text())["figu
 FIGURES = learning_tables.sizes_of(PRINTED)
 
 
-def members(steps: int = 400, **said: Any) -> Any:
+def members(steps: int = 400, **options: Any) -> Any:
     return arms.Training(
         "a",
         "0.2M",
         steps,
         0.1,
         0,
-        {"optimizer": "sparseloco", "members": 8, "inner_steps": 4} | said,
+        {"optimizer": "sparseloco", "members": 8, "inner_steps": 4} | options,
     )
 
 
@@ -73,18 +73,18 @@ def test_worth_of_members_equals_hand_computation() -> None:
     counts.
     """
     shares = protocol_time.shares(members(), 11_000_000, {"p": 20.0}, {"p": 2.0})
-    found = worth.compared(ended(1.0), members(), ALONE, shares, 0.0)
+    comparison = worth.compared(ended(1.0), members(), ALONE, shares, 0.0)
     sent = 7 * 11_000_000 * 8 * (1 / 110e6 + 1 / 500e6)
     round_seconds = 4 * 20 / 8 + 1.5 * 0.4 + 4 * 0.1 + sent
-    assert (found["steps_alone"], found["steps_alone_range"]) == (800, [800, 800])
-    assert found["token_efficiency"] == 800 / (8 * 400)
-    assert found["by_processor"]["p"]["compute_share"] == pytest.approx(
+    assert (comparison["steps_alone"], comparison["steps_alone_range"]) == (800, [800, 800])
+    assert comparison["token_efficiency"] == 800 / (8 * 400)
+    assert comparison["by_processor"]["p"]["compute_share"] == pytest.approx(
         4 * 2 / round_seconds, abs=1e-4
     )
-    assert found["by_processor"]["p"]["worth"] == pytest.approx(
+    assert comparison["by_processor"]["p"]["worth"] == pytest.approx(
         800 * 2 / (100 * round_seconds), abs=1e-3
     )
-    assert found["by_processor"]["p"]["worth_without_protocol"] == pytest.approx(
+    assert comparison["by_processor"]["p"]["worth_without_protocol"] == pytest.approx(
         800 * 2 / (100 * 10), abs=1e-3
     )
     beyond = worth.compared(ended(0.5), members(), ALONE, shares, 0.0)
@@ -92,8 +92,8 @@ def test_worth_of_members_equals_hand_computation() -> None:
 
 
 def test_steps_alone_have_range_of_seeds() -> None:
-    found = worth.compared(ended(1.5), members(), ALONE, {}, 0.25)
-    assert found["steps_alone_range"] == [round(400 * 2**0.25), round(400 * 2**0.75)]
+    comparison = worth.compared(ended(1.5), members(), ALONE, {}, 0.25)
+    assert comparison["steps_alone_range"] == [round(400 * 2**0.25), round(400 * 2**0.75)]
     beyond = worth.compared(ended(1.1), members(), ALONE, {}, 0.2)
     assert beyond["steps_alone_range"][1] is None
     own = {"reach": 0.3}
@@ -116,16 +116,16 @@ def test_token_efficiency_has_range_of_several_seeds() -> None:
 
 @pytest.mark.parametrize(("took", "longest"), [(20.0, 4 * 20 / 8), (0.2, 1.5 * 0.4 + 4 * 0.1)])
 def test_overlapped_transfer_costs_no_time(took: float, longest: float) -> None:
-    found = protocol_time.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
-    assert found["p"][0] == pytest.approx(4 * 2 / longest)
+    shares = protocol_time.shares(members(overlap="1"), 0, {"p": took}, {"p": 2.0})
+    assert shares["p"][0] == pytest.approx(4 * 2 / longest)
 
 
 def test_worth_uses_one_processor_that_trained_both() -> None:
     """Never compare seconds of different processors."""
     own = {"fast": 8.0, "slow": 80.0, "other": 1.0}
     one = {"fast": 1.0, "slow": 5.0}
-    found = protocol_time.shares(members(), 0, own, one)
-    assert {machine: without for machine, (_, without) in found.items()} == {
+    shares = protocol_time.shares(members(), 0, own, one)
+    assert {machine: without for machine, (_, without) in shares.items()} == {
         "fast": 1.0,
         "slow": 0.5,
     }
@@ -145,17 +145,19 @@ def test_seconds_are_minimum_per_processor() -> None:
 
 @pytest.mark.parametrize("name", worth.ALONE)
 def test_recorded_worth_compares_arms_of_one_processor(name: str) -> None:
-    for found in FIGURES.values():
-        for arm in found["arms"].values():
+    for figures in FIGURES.values():
+        for arm in figures["arms"].values():
             for end in arm["ends"]:
-                told = end.get(f"against_{name}", {"by_processor": {}})["by_processor"]
-                assert set(told) <= set(arm["cpu_seconds_per_step"])
-                assert not told or set(told) <= set(found["arms"][name]["cpu_seconds_per_step"])
+                by_processor = end.get(f"against_{name}", {"by_processor": {}})["by_processor"]
+                assert set(by_processor) <= set(arm["cpu_seconds_per_step"])
+                assert not by_processor or set(by_processor) <= set(
+                    figures["arms"][name]["cpu_seconds_per_step"]
+                )
 
 
-@pytest.mark.parametrize("wanted", [2, 3.5])
+@pytest.mark.parametrize("target_worth", [2, 3.5])
 def test_seconds_per_step_reproduce_worth(
-    wanted: float,
+    target_worth: float,
 ) -> None:
     """Compute the figures again with steps of that length and results of that size. They give the
     wanted worth.
@@ -165,34 +167,34 @@ def test_seconds_per_step_reproduce_worth(
     tokens = 5.0
     for times, step in zip(
         (1.1, 1, 1 / 1.1),
-        protocol_time.step_seconds_for(wanted, tokens, 1 / 1.2, training, sent),
+        protocol_time.step_seconds_for(target_worth, tokens, 1 / 1.2, training, sent),
         strict=True,
     ):
         shares = protocol_time.shares(training, sent, {"p": step * 8 * 1.2}, {"p": step})
         share, without = shares["p"]
         assert without == pytest.approx(1 / 1.2)
-        assert times * tokens * share == pytest.approx(wanted, rel=2e-3)
+        assert times * tokens * share == pytest.approx(target_worth, rel=2e-3)
 
 
 def test_narrow_worth_is_marked() -> None:
     """The worth is 5 by tokens and 4.17 with the protocol. It passes 4.5 only if 10 % higher, and
     misses 4 if 10 % lower.
     """
-    for wanted, shown in [(3, "s ("), (4, "at best "), (4.5, "at best "), (4.6, "never")]:
-        assert shown in learning_tables.from_step(
-            protocol_time.step_seconds_for(wanted, 5.0, 1 / 1.2, members(), 11_000_000)
+    for target, text in [(3, "s ("), (4, "at best "), (4.5, "at best "), (4.6, "never")]:
+        assert text in learning_tables.from_step(
+            protocol_time.step_seconds_for(target, 5.0, 1 / 1.2, members(), 11_000_000)
         )
 
 
 def test_noise_is_pooled_by_training_kind() -> None:
-    found = seed_noise.pooled({"polar": [(1.0, 3.0), (5.0, 5.0)], "mean": [(0.0, 1.0, 2.0)]})
-    assert found["polar"]["deviation"] == pytest.approx(1.0)
-    assert found["polar"]["freedom"] == 2
-    assert found["polar"]["apart"] == pytest.approx(2**0.5 * 4.303, abs=1e-3)
-    assert found["mean"]["deviation"] == pytest.approx(1.0)
+    noise = seed_noise.pooled({"polar": [(1.0, 3.0), (5.0, 5.0)], "mean": [(0.0, 1.0, 2.0)]})
+    assert noise["polar"]["deviation"] == pytest.approx(1.0)
+    assert noise["polar"]["freedom"] == 2
+    assert noise["polar"]["apart"] == pytest.approx(2**0.5 * 4.303, abs=1e-3)
+    assert noise["mean"]["deviation"] == pytest.approx(1.0)
     assert seed_noise.student(35) == pytest.approx(2.030, abs=5e-3)
     assert [
-        seed_noise.kind_of(said) for said in ({"optimizer": "muon"}, {"optimizer": "distro"})
+        seed_noise.kind_of(options) for options in ({"optimizer": "muon"}, {"optimizer": "distro"})
     ] == [
         "machine",
         "mean",
@@ -232,10 +234,10 @@ def test_arm_without_overlap_uses_default_of_lab(optimizer: str, late: bool) -> 
 
 
 def test_best_rate_has_least_mean_over_seeds() -> None:
-    said: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     tried = [
         (
-            arms.Training("a", "0.2M", steps, lr, seed, said),
+            arms.Training("a", "0.2M", steps, lr, seed, options),
             {"held_out": loss, "tokens": 7, "steps": steps, "lr": lr, "seed": seed},
         )
         for steps, lr, seed, loss in [
@@ -260,9 +262,9 @@ def test_loss_over_bound_has_interval_of_paired_seeds() -> None:
     """Seeds that only one side has are ignored."""
     one = {"held_out": 1.1, "by_seed": {"0": 1.0, "1": 1.2}}
     bound = {"held_out": 9.1 / 3, "by_seed": {"0": 1.0, "1": 1.1, "2": 7.0}}
-    found = worth.over(one, bound, "more")
-    assert found["more"] == round((1.2 / 1.1 - 1) / 2, 6)
-    assert found["more_interval"] == pytest.approx(12.706 * (1.2 / 1.1 - 1) / 2, abs=1e-4)
+    comparison = worth.over(one, bound, "more")
+    assert comparison["more"] == round((1.2 / 1.1 - 1) / 2, 6)
+    assert comparison["more_interval"] == pytest.approx(12.706 * (1.2 / 1.1 - 1) / 2, abs=1e-4)
     assert worth.over(one, one | {"by_seed": {"1": 1.0}}, "more") == {
         "more": 0.2,
         "more_interval": None,
@@ -293,15 +295,15 @@ def test_bytes_for_loss_lie_on_curve_of_cheapest_arms() -> None:
         "four": arm(0.001, 1.0, 4),
         "unequal": arm(0.001, 1.0) | {"tiers": "0,1"},
     }
-    found = worth.bytes_at(measured)["10"]
-    assert found["bar"] == pytest.approx(1.919)
-    assert [(point["arm"], point["on_curve"]) for point in found["points"]] == [
+    figures = worth.bytes_at(measured)["10"]
+    assert figures["bar"] == pytest.approx(1.919)
+    assert [(point["arm"], point["on_curve"]) for point in figures["points"]] == [
         ("few", True),
         ("worse", False),
         ("all", True),
     ]
-    assert found["bytes_for_bar"] == pytest.approx(0.04)
-    assert found["points"][0]["over"] == round(2.019 / 1.9 - 1, 4)
+    assert figures["bytes_for_bar"] == pytest.approx(0.04)
+    assert figures["points"][0]["over"] == round(2.019 / 1.9 - 1, 4)
     del measured["all"]
     assert worth.bytes_at(measured)["10"]["bytes_for_bar"] is None
     assert worth.bytes_at({name: arm for name, arm in measured.items() if name != "adamw-8x"}) == {}
@@ -328,10 +330,10 @@ def test_size_names_its_parameters_and_batch() -> None:
 
 
 def test_every_worth_arm_is_trainable_and_has_expectation() -> None:
-    named = arms.arms()
-    assert len({arm.name for arm in named}) == len(named)
-    assert {arms.winner(members) for members in worth.MEMBERS} <= {arm.name for arm in named}
-    for arm in named:
+    all_arms = arms.arms()
+    assert len({arm.name for arm in all_arms}) == len(all_arms)
+    assert {arms.winner(members) for members in worth.MEMBERS} <= {arm.name for arm in all_arms}
+    for arm in all_arms:
         assert arm.question
         assert arm.expected
         # the others differ in steps, rate and seed
@@ -366,11 +368,11 @@ def test_realistic_figures_follow_from_arms() -> None:
 
 
 def test_recommended_arms_were_measured() -> None:
-    for found in PRINTED[worth.REALISTIC].values():
-        named = arms.recommended(found["size"])
-        assert named == found["recommended"]
-        for members, name in named.items():
-            assert found["arms"][name]["members"] == int(members)
+    for figures in PRINTED[worth.REALISTIC].values():
+        arm_names = arms.recommended(figures["size"])
+        assert arm_names == figures["recommended"]
+        for members, name in arm_names.items():
+            assert figures["arms"][name]["members"] == int(members)
 
 
 def test_choices_name_settings_and_worth() -> None:
@@ -380,10 +382,10 @@ def test_choices_name_settings_and_worth() -> None:
         "tokens_worth_adamw_range": [5.46, 5.61],
         "worth_adamw": {"2s": 5.36, "0.5s": None},
     }
-    shown = learning_tables.table_of_choices(
+    table = learning_tables.table_of_choices(
         {"1M": {"recommended": {"8": "rare"}, "line": "1/2 Mb/s", "arms": {"rare": arm}}}
     )
-    assert shown.splitlines()[-1] == (
+    assert table.splitlines()[-1] == (
         '| 1M | 8 | 1/2 Mb/s | `inner_steps=15`, `divisor="all"` | 5.5 (5.5 to 5.6) | 5.4 | – |'
     )
 
@@ -395,8 +397,8 @@ def test_worth_page_covers_all_trainings() -> None:
     """
     for size in worth.SIZES:
         if (arms.RUNS / f"{size}.jsonl").exists():
-            named = {one.key for arm in arms.arms() for one in arm.trainings if one.size == size}
-            assert set(arms.kept(size)) <= named
+            keys = {one.key for arm in arms.arms() for one in arm.trainings if one.size == size}
+            assert set(arms.kept(size)) <= keys
             assert json.loads(json.dumps(worth.of_size(size))) == FIGURES[size], (
                 "run: benchmarks/measure.py worth"
             )
@@ -404,16 +406,16 @@ def test_worth_page_covers_all_trainings() -> None:
 
 def test_worth_pictures_are_current() -> None:
     plots = module("plots")
-    for size, found in FIGURES.items():
+    for size, figures in FIGURES.items():
         by_steps = BENCHMARKS.parent / "docs/assets" / f"experiments-{size}.svg"
-        assert by_steps.exists() == plots.is_plotted(found)
-        if plots.is_plotted(found):
-            assert plots.digest(found) in by_steps.read_text(), "run: make docs"
-        if plots.has_curve(found):
+        assert by_steps.exists() == plots.is_plotted(figures)
+        if plots.is_plotted(figures):
+            assert plots.digest(figures) in by_steps.read_text(), "run: make docs"
+        if plots.has_curve(figures):
             drawn = (
                 BENCHMARKS.parent / "docs/assets" / f"experiments-{size}-bytes.svg"
             ).read_text()
-            assert plots.digest(found) in drawn, "run: make docs"
+            assert plots.digest(figures) in drawn, "run: make docs"
 
 
 @pytest.mark.nightly  # three trainings; the slow tests of tests/lab have the same trainings and stops

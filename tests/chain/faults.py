@@ -71,12 +71,12 @@ class Proxy:
 
 @asynccontextmanager
 async def proxy(target: int) -> AsyncIterator[Proxy]:
-    made = Proxy(target)
-    await made.open()
+    proxy_server = Proxy(target)
+    await proxy_server.open()
     try:
-        yield made
+        yield proxy_server
     finally:
-        await made.close()
+        await proxy_server.close()
 
 
 class FaultyNode:
@@ -149,14 +149,14 @@ async def meddling(target: str, before: Hook, after: Hook | None = None) -> Asyn
 
 
 def answer_error(
-    asked: dict[str, Any], code: int, message: str = "no", data: Any = None
+    body: dict[str, Any], code: int, message: str = "no", data: Any = None
 ) -> web.Response:
     error = {"code": code, "message": message, "data": data}
-    return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "error": error})
+    return web.json_response({"jsonrpc": "2.0", "id": body["id"], "error": error})
 
 
-def answer(asked: dict[str, Any], result: Any) -> web.Response:
-    return web.json_response({"jsonrpc": "2.0", "id": asked["id"], "result": result})
+def answer(body: dict[str, Any], result: Any) -> web.Response:
+    return web.json_response({"jsonrpc": "2.0", "id": body["id"], "result": result})
 
 
 SYSTEM = "11111111111111111111111111111111"

@@ -77,10 +77,10 @@ def error(code: int, data: Any = None) -> Answer:
 
 def status(code: int, **headers: str) -> Answer:
     """Answer with a status code. Header names have `_` in place of `-`."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    fields = {name.replace("_", "-"): value for name, value in headers.items()}
 
     async def reply(_: dict[str, Any]) -> web.Response:
-        return web.Response(status=code, text="no", headers=named)
+        return web.Response(status=code, text="no", headers=fields)
 
     return reply
 

@@ -98,9 +98,9 @@ async def test_partly_created_run_is_listed_without_members(
     coordinator = embedded.coordinator
     await coordinator.create_run("whole")
     await coordinator.sender.send(coordinator.creation("half")[:1])
-    found = {run.run_id: members for run, _, members in await coordinator.list_runs()}
-    assert found["half"] is None
-    assert len(found["whole"].seats) == 256
+    members_by_run = {run.run_id: members for run, _, members in await coordinator.list_runs()}
+    assert members_by_run["half"] is None
+    assert len(members_by_run["whole"].seats) == 256
 
 
 async def test_insufficient_funds_error_names_missing_sum(
@@ -115,9 +115,11 @@ async def test_insufficient_funds_error_names_missing_sum(
     monkeypatch.undo()
     await ensure_funds(funded.pool, poor.pubkey, 1)
     monkeypatch.setattr(Endpoint, "is_loopback", False)
-    held = await balance(funded.pool, poor.pubkey)
+    lamports = await balance(funded.pool, poor.pubkey)
     sender = CoordinatorClient(funded.pool, poor).sender
-    gift = TransferParams(from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=held * 2)
+    gift = TransferParams(
+        from_pubkey=poor.pubkey, to_pubkey=Pubkey.new_unique(), lamports=lamports * 2
+    )
     with pytest.raises(Refused, match="10 SOL but needs 20"):
         await sender.send([transfer(gift)])
 
@@ -209,17 +211,19 @@ async def test_authorizations_are_created_delegated_and_closed(funded: FundedNet
     await sender.send_packed([authorizer.ix(grantor).create(grantee.pubkey)])
     assert await authorizer.admitting(grantor, grantee.pubkey, run) is None, "it starts inactive"
     await sender.send_packed([authorizer.ix(grantor).grantor_update(grantee.pubkey, True)])
-    held = await authorizer.admitting(grantor, grantee.pubkey, run)
-    assert held is not None
+    authorization = await authorizer.admitting(grantor, grantee.pubkey, run)
+    assert authorization is not None
     assert await authorizer.admitting(grantor, member, run, grantee.pubkey) is None
     others = [Keypair().pubkey() for _ in range(30)]
-    delegation = authorizer.ix(grantee.pubkey).delegation(held, clear=True, added=[*others, member])
+    delegation = authorizer.ix(grantee.pubkey).delegation(
+        authorization, clear=True, added=[*others, member]
+    )
     await CoordinatorClient(funded.pool, grantee).sender.send_packed(delegation)
-    found = await authorizer.admitting(grantor, member, run, grantee.pubkey)
-    assert found is not None
-    assert found.delegates == (*others, member)
+    delegated_authorization = await authorizer.admitting(grantor, member, run, grantee.pubkey)
+    assert delegated_authorization is not None
+    assert delegated_authorization.delegates == (*others, member)
     with pytest.raises(Refused) as caught:
-        await sender.send_packed([authorizer.ix(grantor).close(found)])
+        await sender.send_packed([authorizer.ix(grantor).close(delegated_authorization)])
     assert caught.value.name == "StillActive"
 
 

@@ -47,14 +47,18 @@ async def forging(funded: FundedNetwork, forge: Forge) -> AsyncIterator[Endpoint
             if body["method"] not in ("getMultipleAccounts", "getAccountInfo"):
                 return None
             async with session.post(funded.network.rpc_url, json=body) as response:
-                said = await response.json()
-            if "result" not in said:
-                return web.json_response(said)
-            value = said["result"]["value"]
+                reply = await response.json()
+            if "result" not in reply:
+                return web.json_response(reply)
+            value = reply["result"]["value"]
             every = value if isinstance(value, list) else [value]
-            made = [None if account is None else forge(account) for account in every]
+            forged_accounts = [None if account is None else forge(account) for account in every]
             return answer(
-                body, {**said["result"], "value": made if isinstance(value, list) else made[0]}
+                body,
+                {
+                    **reply["result"],
+                    "value": forged_accounts if isinstance(value, list) else forged_accounts[0],
+                },
             )
 
         async with meddling(funded.network.rpc_url, forged) as url:

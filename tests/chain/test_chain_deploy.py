@@ -61,18 +61,18 @@ async def test_deploy_keeps_equal_and_upgrades_larger_program(
 ) -> None:
     key = Keypair()
     sender = sender_of(funded)
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     size = AUTHORIZER_SO.stat().st_size
 
     def tell(done: int, of: int) -> None:
-        told.append((done, of))
+        progress.append((done, of))
         (path,) = tmp_path.iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
     first = await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path, progress=tell)
     assert (first.action, first.bytes) == ("deployed", size)
-    assert told[0] == (0, size)
-    assert told[-1] == (size, size)
+    assert progress[0] == (0, size)
+    assert progress[-1] == (size, size)
     assert await bytes_of(funded, first) == AUTHORIZER_SO.read_bytes()
     _, program = await fetch(funded.pool, key.pubkey())
     assert program is not None
@@ -103,18 +103,18 @@ async def test_deploy_cost_of_larger_program_is_known_before(
     sender = DrySender(funded.pool, funded.wallet, errors={})
     steps, sizes = await deployment_steps(sender, larger_so, key)
     await sender.creating(sizes)
-    found = await sender.dry_run(steps)
+    report = await sender.dry_run(steps)
     begun = [bytes(step.instructions[-1].data)[:4] for step in steps]
     names = ["initialize_buffer", "write", "extend", "upgrade"]
     assert [loader.CALLS[variant] for variant in begun] == [f"loader.{name}" for name in names]
-    assert [one.outcome for one in found.simulated][::3] == [Outcome.ACCEPTED, Outcome.OPEN]
-    assert found.refusal is None
+    assert [one.outcome for one in report.simulated][::3] == [Outcome.ACCEPTED, Outcome.OPEN]
+    assert report.refusal is None
     longer = len(larger_elf) - AUTHORIZER_SO.stat().st_size
     rents = [
         await rent(funded.pool, size)
         for size in (loader.BUFFER_HEADER + len(larger_elf), longer, 0)
     ]
-    assert found.rent == rents[0] + rents[1] - rents[2]
+    assert report.rent == rents[0] + rents[1] - rents[2]
     before = sender.spend.transactions
     real = sender_of(funded)
     assert (await deploy_program(real, larger_so, key, cache=tmp_path)).action == "upgraded"
@@ -143,16 +143,16 @@ async def test_interrupted_deployment_resumes_where_it_stopped(
         part = elf[at : min(at + 900, len(elf) // 2)]
         await sender.send([loader.write(buffer, funded.wallet.pubkey, at, part)])
     before = sender.spend.transactions
-    told: list[int] = []
-    done = await deploy_program(
-        sender, AUTHORIZER_SO, key, cache=tmp_path, progress=lambda a, _: told.append(a)
+    progress: list[int] = []
+    deployment = await deploy_program(
+        sender, AUTHORIZER_SO, key, cache=tmp_path, progress=lambda a, _: progress.append(a)
     )
-    assert done.action == "deployed"
-    assert len(elf) * 2 // 5 < told[0] < len(elf) * 3 // 5, (
+    assert deployment.action == "deployed"
+    assert len(elf) * 2 // 5 < progress[0] < len(elf) * 3 // 5, (
         "what is in the buffer is not written again"
     )
     assert sender.spend.transactions - before < len(elf) * 3 // 5 // 900 + 3
-    assert await bytes_of(funded, done) == elf
+    assert await bytes_of(funded, deployment) == elf
 
 
 async def test_foreign_program_is_not_upgraded(

@@ -84,7 +84,7 @@ def paying(wallet: Wallet, to: Pubkey) -> Any:
 async def rehearsed(node: Simulating, *groups: list[Pubkey]) -> DryRunReport:
     wallet = Wallet(Keypair())
     async with serving(node) as where, RpcPool(where) as pool:
-        with pytest.raises(DryRunReport) as found:
+        with pytest.raises(DryRunReport) as caught:
             await DrySender(pool, wallet, errors={}).send_each(
                 [[paying(wallet, to) for to in group] for group in groups]
             )
@@ -94,31 +94,31 @@ async def rehearsed(node: Simulating, *groups: list[Pubkey]) -> DryRunReport:
         "getMinimumBalanceForRentExemption",
         "simulateTransaction",
     }
-    return found.value
+    return caught.value
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
 async def test_unreadable_simulation_is_requested_again(nonsense: Any) -> None:
     node = Simulating(nonsense, GOOD)
-    found = await rehearsed(node, [Pubkey.new_unique()])
+    report = await rehearsed(node, [Pubkey.new_unique()])
     assert node.count("simulateTransaction") == 2
-    (one,) = found.simulated
+    (one,) = report.simulated
     assert (one.outcome, one.units, one.fee, one.returned) == (Outcome.ACCEPTED, 1_100, 5_000, 77)
-    assert found.refusal is None
+    assert report.refusal is None
 
 
 async def test_dry_run_refusal_is_open_only_after_earlier_write() -> None:
     first = Pubkey.new_unique()
     second = Pubkey.new_unique()
     refusal = simulated([None], {"InstructionError": [2, {"Custom": 9}]})
-    found = await rehearsed(Simulating(GOOD, refusal, refusal), [first], [first], [second])
-    assert [one.outcome for one in found.simulated] == [
+    report = await rehearsed(Simulating(GOOD, refusal, refusal), [first], [first], [second])
+    assert [one.outcome for one in report.simulated] == [
         Outcome.ACCEPTED,
         Outcome.OPEN,
         Outcome.REFUSED,
     ]
-    assert found.refusal is not None
-    assert found.refusal.name == "Custom9"
+    assert report.refusal is not None
+    assert report.refusal.name == "Custom9"
 
 
 async def test_dry_sender_without_instructions_ends() -> None:

@@ -75,7 +75,7 @@ async def test_equal_transfers_of_two_processes_both_land(
         assert await balance(embedded.pool, taker) == number * 10**6
 
 
-async def asked(sender: Sender, error: Refused) -> int:
+async def lamports_to_request(sender: Sender, error: Refused) -> int:
     """Return the lamports that the error requests."""
     assert error.name == "InsufficientFunds"
     assert str(sender.wallet.pubkey) in error.message
@@ -100,16 +100,16 @@ async def test_drained_member_is_refilled_by_local_network(funded: FundedNetwork
 async def test_airdrop_requests_never_repeat_a_sum() -> None:
     """A faucet answers equal requests only once, so each sum depends on the wallet's balance."""
     asked_for: list[int] = []
-    held = 3 * FEE
+    lamports = 3 * FEE
 
     async def faucet(body: dict[str, Any]) -> web.Response:
-        nonlocal held
+        nonlocal lamports
         if body["method"] == "requestAirdrop":
             asked_for.append(body["params"][1])
-            held += body["params"][1]
+            lamports += body["params"][1]
             return answer(body, str(Signature.default()))
         if body["method"] == "getBalance":
-            return answer(body, {"context": {"slot": 7}, "value": held})
+            return answer(body, {"context": {"slot": 7}, "value": lamports})
         return answer(body, cluster("the one"))
 
     node = Node()
@@ -117,7 +117,7 @@ async def test_airdrop_requests_never_repeat_a_sum() -> None:
     node.always = faucet
     async with serving(node) as endpoints, RpcPool(endpoints) as pool:
         await ensure_funds(pool, wallet, 1_000_000)
-        held = 2 * FEE
+        lamports = 2 * FEE
         await ensure_funds(pool, wallet, 1_000_000)
     assert len(asked_for) == len(set(asked_for)) == 2
 
@@ -145,7 +145,10 @@ async def test_drained_wallet_error_names_sum_balance_and_address(
         Refused, match=r"holds 0\.00089088 SOL but needs 0\.00089588 SOL: 0\.000005 SOL"
     ) as caught:
         await coordinator.set_future_epoch_rates("elsewhere", earning=1, slashing=None)
-    assert await asked(coordinator.sender, caught.value) == await rent(funded.pool, 0) + FEE
+    assert (
+        await lamports_to_request(coordinator.sender, caught.value)
+        == await rent(funded.pool, 0) + FEE
+    )
 
 
 @pytest.mark.parametrize("priority", [0, 10_000])
@@ -161,11 +164,11 @@ async def test_requested_sum_pays_for_run(
     run_id = embedded.run_id
     with pytest.raises(Refused) as caught:
         await coordinator.create_run(run_id)
-    needed = await asked(coordinator.sender, caught.value)
+    needed = await lamports_to_request(coordinator.sender, caught.value)
     await give(embedded, poor, needed - 1)
     with pytest.raises(Refused, match=r"0\.000000001 SOL is missing") as caught:
         await coordinator.create_run(run_id)
-    assert await asked(coordinator.sender, caught.value) == needed
+    assert await lamports_to_request(coordinator.sender, caught.value) == needed
     assert (await fetch(embedded.pool, run_addresses(coordinator.program_id, run_id).run))[
         1
     ] is None
@@ -188,7 +191,7 @@ async def test_interrupted_creation_requests_only_the_rest(
     other = CoordinatorClient(embedded.pool, poor)
     with pytest.raises(Refused) as caught:
         await other.sender.afford(other.creation("half")[1:], other.sizes("half"))
-    needed = await asked(other.sender, caught.value)
+    needed = await lamports_to_request(other.sender, caught.value)
     before = await balance(embedded.pool, embedded.wallet.pubkey)
     sent = await coordinator.sender.send_packed(growth)
     assert needed == await rent(embedded.pool, 0) + before - await balance(
@@ -206,11 +209,11 @@ async def test_authorization_size_equals_account(embedded: FundedNetwork, delega
     await embedded.coordinator.sender.send_packed(
         [ix.create(grantee.pubkey), ix.grantor_update(grantee.pubkey, True)]
     )
-    held = await authorizer.fetch(own, grantee.pubkey)
-    assert held is not None
+    authorization = await authorizer.fetch(own, grantee.pubkey)
+    assert authorization is not None
     added = [Keypair().pubkey() for _ in range(delegates)]
     await Sender(embedded.pool, grantee, errors={}).send_packed(
-        authorizer.ix(grantee.pubkey).delegation(held, clear=False, added=added)
+        authorizer.ix(grantee.pubkey).delegation(authorization, clear=False, added=added)
     )
     ((place, size),) = authorizer.size(own, grantee.pubkey, delegates).items()
     account = (await fetch(embedded.pool, place))[1]
@@ -228,7 +231,7 @@ async def test_requested_sum_pays_for_deployment(
     sender = Sender(embedded.pool, poor, errors={}, max_priority_fee=10_000)
     with pytest.raises(Refused) as caught:
         await deploy_program(sender, AUTHORIZER_SO, key, cache=tmp_path)
-    needed = await asked(sender, caught.value)
+    needed = await lamports_to_request(sender, caught.value)
     assert needed == await deployment_cost(sender, AUTHORIZER_SO, key, cache=tmp_path) + await rent(
         embedded.pool, 0
     )

@@ -168,8 +168,10 @@ def test_idl_accounts_are_readable_by_other_clients(program: str, names: set[str
     layout.
     """
     idl = IDLS[program]
-    found = {account["name"]: bytes(account["discriminator"]) for account in idl["accounts"]}
-    assert found == {
+    discriminators = {
+        account["name"]: bytes(account["discriminator"]) for account in idl["accounts"]
+    }
+    assert discriminators == {
         name: hashlib.sha256(f"account:{name}".encode()).digest()[:8] for name in names
     }
     assert names <= {entry["name"] for entry in idl["types"]}
@@ -198,7 +200,7 @@ def test_errors_keep_code_name_and_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"tier": 256}, "join_run.params.tier must be a whole number from 0 to 255"),
         ({"p2p": b"short"}, "join_run.params.p2p must be 32 values"),
@@ -206,7 +208,7 @@ def test_errors_keep_code_name_and_sentence() -> None:
         ({"wieght": 3}, "no field 'wieght'"),
     ],
 )
-def test_bad_arguments_are_named(change: dict[str, Any], said: str) -> None:
+def test_bad_arguments_are_named(change: dict[str, Any], message: str) -> None:
     types = {t["name"]: t["type"] for t in IDLS["coordinator"]["types"]}
     params = {
         "p2p": bytes(32),
@@ -217,7 +219,7 @@ def test_bad_arguments_are_named(change: dict[str, Any], said: str) -> None:
         "stateless": False,
     }
     params = {f["name"]: params[f["name"]] for f in types["JoinParams"]["fields"]}
-    with pytest.raises(CoordinatorError, match=said):
+    with pytest.raises(CoordinatorError, match=message):
         PROGRAMS["coordinator"].instruction("join_run", {}, params={**params, **change})
 
 

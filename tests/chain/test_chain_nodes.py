@@ -98,7 +98,7 @@ def test_outage_log_of_many_outages_is_short_and_complete(steps: list[tuple[floa
     now = 0.0
     there = False
     began = 0
-    told = 0
+    log_count = 0
     said_back = 0
     counted = 0
     said_away = False
@@ -108,18 +108,18 @@ def test_outage_log_of_many_outages_is_short_and_complete(steps: list[tuple[floa
             began += not there
             also = outages.lasts(now)
             if also is not None:
-                told, said_away = told + 1, True
+                log_count, said_away = log_count + 1, True
                 counted += int(also.split()[1]) if also else 0
         elif outages.ends():
             said_back, said_away = said_back + 1, False
         there = away
         assert not said_away or there, "what was said last is so"
-    assert said_back == told - said_away
-    assert told + counted + outages.unreported + (there and not said_away) == began, (
+    assert said_back == log_count - said_away
+    assert log_count + counted + outages.unreported + (there and not said_away) == began, (
         "each is told or counted"
     )
-    assert told <= 1 + now / PAUSE_FIRST
-    assert not began or told, "the first is told at once"
+    assert log_count <= 1 + now / PAUSE_FIRST
+    assert not began or log_count, "the first is told at once"
 
 
 def test_outage_log_of_flapping_endpoint_is_limited(

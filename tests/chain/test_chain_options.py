@@ -31,13 +31,13 @@ def test_websocket_without_its_node_names_both_options(number: int) -> None:
 
 
 def test_up_to_three_nodes_are_used_in_order() -> None:
-    given = {
+    options = {
         "rpc": "http://one:1",
         "ws_rpc": "ws://one:7",
         "rpc_2": "http://two:1",
         "rpc_3": "http://three:1",
     }
-    for choice in choices(**given):
+    for choice in choices(**options):
         pool = open_pool(choice, patience=3)
         assert [(e.http, e.ws) for e in pool.endpoints] == [
             ("http://one:1", "ws://one:7"),
@@ -92,9 +92,9 @@ def test_mistyped_rpc_address_is_refused_without_secrets() -> None:
 
 
 def test_described_error_hides_secrets_of_address() -> None:
-    said = describe(InvalidURI("wss://me:SECRET@host.example/?api-key=SECRET", "bad"))
-    assert "SECRET" not in said
-    assert "wss://host.example" in said
+    text = describe(InvalidURI("wss://me:SECRET@host.example/?api-key=SECRET", "bad"))
+    assert "SECRET" not in text
+    assert "wss://host.example" in text
 
 
 def test_coordinator_is_named_by_its_key() -> None:

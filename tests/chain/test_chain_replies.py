@@ -129,8 +129,8 @@ def test_unknown_refusal_has_short_message(detail: Any) -> None:
     key = Keypair.from_seed(bytes(32)).pubkey()
     instruction = transfer(TransferParams(from_pubkey=key, to_pubkey=key, lamports=1))
     for error in ({"InstructionError": [0, detail]}, {"InstructionError": detail}, detail):
-        said = refused(TransactionFailed(error, ["x" * 10_000]), [instruction], {})
-        assert 0 < len(str(said)) < 2_000
+        refusal = refused(TransactionFailed(error, ["x" * 10_000]), [instruction], {})
+        assert 0 < len(str(refusal)) < 2_000
 
 
 def packed(body: bytes, encoding: str) -> Any:
@@ -146,8 +146,8 @@ async def test_gzip_reply_is_read() -> None:
     node = Node()
 
     async def compressed(body: dict[str, Any]) -> web.Response:
-        said = json.dumps({"jsonrpc": "2.0", "id": body["id"], "result": 8}).encode()
-        return await packed(gzip.compress(said), "gzip")(body)  # type: ignore[no-any-return]
+        reply = json.dumps({"jsonrpc": "2.0", "id": body["id"], "result": 8}).encode()
+        return await packed(gzip.compress(reply), "gzip")(body)  # type: ignore[no-any-return]
 
     node.script = [compressed]
     async with serving(node) as where, RpcPool(where) as pool:
@@ -169,11 +169,11 @@ async def test_compressed_reply_is_unpacked_only_up_to_limit(
     encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(node_client, "MAX_REPLY", 1000)
-    made: list[int] = []
+    sizes: list[int] = []
 
-    def unpacked(*given: Any, whole: Any = node_client._unpacked) -> bytes:
-        made.append(len(whole(*given)))
-        return bytes(made[-1])
+    def unpacked(*args: Any, whole: Any = node_client._unpacked) -> bytes:
+        sizes.append(len(whole(*args)))
+        return bytes(sizes[-1])
 
     monkeypatch.setattr(node_client, "_unpacked", unpacked)
     body, why = BOMBS[encoding]
@@ -182,7 +182,7 @@ async def test_compressed_reply_is_unpacked_only_up_to_limit(
     async with serving(node) as where, RpcPool(where) as pool:
         with pytest.raises(Unavailable, match=why):
             await pool.call(get_slot)
-    assert max(made, default=0) <= 1001
+    assert max(sizes, default=0) <= 1001
 
 
 @pytest.mark.parametrize(

@@ -184,12 +184,12 @@ async def test_dead_primary_is_left_and_later_reused() -> None:
 async def test_outage_and_its_end_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     node = Node()
     async with serving(node) as where, RpcPool(where, attempt=1.0) as pool:
-        for told in (1, 0):  # the second outage within seconds is not logged
+        for count in (1, 0):  # the second outage within seconds is not logged
             caplog.clear()
             node.script = [hang] * 5
             assert await pool.call(get_slot) == 7
-            assert caplog.text.count("does not answer") == told
-            assert caplog.text.count("answers again") == told
+            assert caplog.text.count("does not answer") == count
+            assert caplog.text.count("answers again") == count
 
 
 async def test_slow_first_answer_logs_one_line(
@@ -198,10 +198,10 @@ async def test_slow_first_answer_logs_one_line(
     node = Node()
     node.always = hang
     async with serving(node) as where, RpcPool(where, attempt=30) as pool:
-        asked = [asyncio.create_task(pool.patient(60).call(get_slot)) for _ in range(2)]
+        calls = [asyncio.create_task(pool.patient(60).call(get_slot)) for _ in range(2)]
         while not caplog.messages:
             await asyncio.sleep(0.1)
-        for task in asked:
+        for task in calls:
             task.cancel()
         assert caplog.messages == [f"waiting for RPC endpoint {node.url}"], (
             "before any try has failed"
@@ -279,12 +279,12 @@ async def test_unreachable_nodes_error_names_endpoints_and_fix() -> None:
     ) as pool:
         with pytest.raises(Unavailable) as caught:
             await pool.call(get_slot)
-    said = str(caught.value)
-    assert node.url in said
-    assert "http://127.0.0.1:9 (cannot connect)" in said
-    assert "aftermath-solana localnet" in said
-    assert "secret" not in said
-    assert "abc" not in said
+    message = str(caught.value)
+    assert node.url in message
+    assert "http://127.0.0.1:9 (cannot connect)" in message
+    assert "aftermath-solana localnet" in message
+    assert "secret" not in message
+    assert "abc" not in message
     assert where
 
 
@@ -447,10 +447,10 @@ def test_too_many_endpoints_are_refused() -> None:
 
 async def test_cookies_of_node_do_not_accumulate() -> None:
     """Otherwise all would be kept and checked before every request."""
-    given = itertools.count()
+    numbers = itertools.count()
 
     def answer(request: httpx.Request) -> httpx.Response:
-        cookies = [("Set-Cookie", f"c{next(given)}=x") for _ in range(20)]
+        cookies = [("Set-Cookie", f"c{next(numbers)}=x") for _ in range(20)]
         return httpx.Response(
             200, headers=cookies, json={"id": json.loads(request.content)["id"], "result": 7}
         )

@@ -29,7 +29,7 @@ def standing_still(
     """Answer these methods with their first answers. With `refuses`, return an error for a newer
     minContextSlot.
     """
-    shown: dict[str, Any] = {}
+    replies: dict[str, Any] = {}
 
     async def lie(body: dict[str, Any]) -> web.StreamResponse | None:
         if body["method"] not in methods:
@@ -42,7 +42,7 @@ def standing_still(
             session.post(funded.network.rpc_url, json=body) as response,
         ):
             return answer(
-                body, shown.setdefault(str(body["params"][0]), (await response.json())["result"])
+                body, replies.setdefault(str(body["params"][0]), (await response.json())["result"])
             )
 
     return lie

@@ -472,10 +472,10 @@ async def test_websocket_garbage_flood_causes_few_logs_and_polls(
     polls = 0
     read = newest_run.RunSource.read
 
-    async def counted(*given: Any, **more: Any) -> Any:
+    async def counted(*args: Any, **more: Any) -> Any:
         nonlocal polls
         polls += 1
-        return await read(*given, **more)
+        return await read(*args, **more)
 
     monkeypatch.setattr(newest_run.RunSource, "read", counted)
     after = [_notification(coordinator.program_id, bytes(size)) for size in (7, 8)]

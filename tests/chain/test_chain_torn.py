@@ -78,9 +78,9 @@ async def test_lamports_at_authorization_address_do_not_block_join(
     await sender.send_packed(
         [ix.create(EVERYONE, bytes(run)), ix.grantor_update(EVERYONE, True, bytes(run))]
     )
-    made = await authorizer.fetch(grantor, EVERYONE, bytes(run))
-    assert made is not None
-    assert made.active
+    authorization = await authorizer.fetch(grantor, EVERYONE, bytes(run))
+    assert authorization is not None
+    assert authorization.active
 
 
 async def test_unreadable_clock_does_not_end_watch(
@@ -109,8 +109,8 @@ async def test_unreadable_clock_does_not_end_watch(
                 await asyncio.sleep(0.01)
             await coordinator.set_future_epoch_rates("clock", earning=7, slashing=None)
             async with asyncio.timeout(10):
-                async for seen in watcher.updates():
-                    if seen.future_earning_rate == 7:
+                async for update in watcher.updates():
+                    if update.future_earning_rate == 7:
                         break
         finally:
             await watcher.close()

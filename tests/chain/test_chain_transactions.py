@@ -38,18 +38,18 @@ def reader(funded: FundedNetwork, run_id: str, **options: int) -> RunTransaction
 
 async def test_sent_transaction_is_read_once_with_fee(funded: FundedNetwork) -> None:
     coordinator = await funded.configured_run("read")
-    found = reader(funded, "read")
+    transactions = reader(funded, "read")
     async with asyncio.timeout(30):
         first = []
-        while not first or not found.complete:
-            first += await found.read(2)
+        while not first or not transactions.complete:
+            first += await transactions.read(2)
     assert len(first) >= 2
     assert all(
         one.fee >= 5000 and one.payer == funded.wallet.pubkey and not one.stated for one in first
     )
     await coordinator.set_paused("read", False)
     async with asyncio.timeout(30):
-        while not (more := await found.read(10)):
+        while not (more := await transactions.read(10)):
             await asyncio.sleep(0.1)
     assert [one.fee for one in more] == [5000]
     assert more[0].at is not None
@@ -70,16 +70,16 @@ async def test_witness_metadata_is_read(embedded: FundedNetwork) -> None:
                         await member.tick()
                 except Exception:
                     await asyncio.sleep(0.05)
-        told = {"loss": 2.3456, "tokens_per_sec": 1234.0, "bytes_per_sec": 99.0}
-        await member.witness(0, run.round_id, 0, bytes(320), step=1, **told)
+        metadata = {"loss": 2.3456, "tokens_per_sec": 1234.0, "bytes_per_sec": 99.0}
+        await member.witness(0, run.round_id, 0, bytes(320), step=1, **metadata)
         newest = (await reader(embedded, "stated").read(1))[0]
     assert newest.stated == (WitnessFigures(0, 1, 2.346, 1234, 99),)
 
 
 @pytest.mark.parametrize("loss", [0.0, float("nan"), float("inf")])
 def test_invalid_loss_of_witness_is_none(loss: float) -> None:
-    said: Any = {"at": {"epoch": 3}, "metadata": witness_metadata(7, loss, 1.0, 2.0)}
-    assert _witness_figures(said) == WitnessFigures(3, 7, None, 1, 2)
+    attestation: Any = {"at": {"epoch": 3}, "metadata": witness_metadata(7, loss, 1.0, 2.0)}
+    assert _witness_figures(attestation) == WitnessFigures(3, 7, None, 1, 2)
 
 
 def test_other_instructions_are_not_read_as_witness() -> None:
@@ -97,12 +97,12 @@ async def test_first_transaction_read_goes_back_few_pages(
     coordinator = await embedded.configured_run("long")
     for paused in (False, True) * 2:
         await coordinator.set_paused("long", paused)
-    found = reader(embedded, "long", page=2)
-    assert len(await found.read(100)) == 4
-    assert not found.complete
-    assert await found.read(100) == []
+    history = reader(embedded, "long", page=2)
+    assert len(await history.read(100)) == 4
+    assert not history.complete
+    assert await history.read(100) == []
     await coordinator.set_paused("long", False)
-    assert len(await found.read(100)) == 1
+    assert len(await history.read(100)) == 1
 
 
 SIGNATURE = {"signature": str(Signature.default()), "slot": 1}
@@ -156,7 +156,7 @@ async def test_memos_of_strangers_do_not_hide_transactions() -> None:
     ]
     node.script = [result(listed), result(None)]
     async with serving(node) as endpoints, RpcPool(endpoints) as pool:
-        found = RunTransactions(pool, Pubkey.default(), Pubkey.default(), page=PAGE + 1)
+        transactions = RunTransactions(pool, Pubkey.default(), Pubkey.default(), page=PAGE + 1)
         async with asyncio.timeout(10):
-            assert await found.read(1) == []
+            assert await transactions.read(1) == []
     assert node.count("getTransaction") == 1

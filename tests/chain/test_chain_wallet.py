@@ -29,13 +29,13 @@ from aftermath.chain.wallet import (
 
 def test_created_key_file_is_private_and_loads_again(tmp_path: Path) -> None:
     path = tmp_path / "keys" / "me.json"
-    made = create_wallet(path)
+    wallet = create_wallet(path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert load_wallet(path).pubkey == made.pubkey
+    assert load_wallet(path).pubkey == wallet.pubkey
     assert list(path.parent.iterdir()) == [path]
     with pytest.raises(WalletError, match="exists already"):
         create_wallet(path)
-    assert load_wallet(path).pubkey == made.pubkey
+    assert load_wallet(path).pubkey == wallet.pubkey
 
 
 @pytest.mark.parametrize("form", ["array", "base58", "seed array", "spaces"])
@@ -51,8 +51,10 @@ def test_wallet_variable_accepts_json_and_base58(form: str) -> None:
 
 
 def test_wallet_file_precedes_variable(tmp_path: Path) -> None:
-    made = create_wallet(tmp_path / "a.json")
-    assert load_wallet(tmp_path / "a.json", {WALLET_VARIABLE: str(Keypair())}).pubkey == made.pubkey
+    wallet = create_wallet(tmp_path / "a.json")
+    assert (
+        load_wallet(tmp_path / "a.json", {WALLET_VARIABLE: str(Keypair())}).pubkey == wallet.pubkey
+    )
 
 
 def test_default_wallet_file_is_used_or_options_are_named(
@@ -62,8 +64,8 @@ def test_default_wallet_file_is_used_or_options_are_named(
     with pytest.raises(WalletError, match="no wallet was given") as caught:
         load_wallet(None, {})
     assert WALLET_VARIABLE in caught.value.fix
-    made = create_wallet(tmp_path / ".config/solana/id.json")
-    assert load_wallet(None, {}).pubkey == made.pubkey
+    wallet = create_wallet(tmp_path / ".config/solana/id.json")
+    assert load_wallet(None, {}).pubkey == wallet.pubkey
 
 
 @pytest.mark.parametrize(
@@ -115,12 +117,12 @@ NOT_PRIVATE = {
 
 @pytest.mark.parametrize("kind", NOT_PRIVATE)
 def test_wallet_without_keypair_is_refused(tmp_path: Path, kind: str) -> None:
-    text, said = NOT_PRIVATE[kind]
+    text, message = NOT_PRIVATE[kind]
     path = tmp_path / "key.json"
     path.write_text(text)
-    with pytest.raises(WalletError, match=said) as of_file:
+    with pytest.raises(WalletError, match=message) as of_file:
         load_wallet(path, {})
-    with pytest.raises(WalletError, match=said) as of_variable:
+    with pytest.raises(WalletError, match=message) as of_variable:
         load_wallet(None, {WALLET_VARIABLE: text})
     for caught in (of_file, of_variable):
         assert text.strip() not in str(caught.value)
@@ -156,11 +158,11 @@ def test_address_or_key_in_place_of_path_is_refused(
     ):
         with pytest.raises(WalletError) as caught:
             use(Path(text[kind]))
-        told = f"{caught.value.message}\n{caught.value.fix}"
-        assert "--create" not in told
-        assert "is an address, not a key file" in told or kind != "address"
-        assert "a private key was passed" in told or kind == "address"
-        assert text[kind] not in told or kind == "address"
+        error_text = f"{caught.value.message}\n{caught.value.fix}"
+        assert "--create" not in error_text
+        assert "is an address, not a key file" in error_text or kind != "address"
+        assert "a private key was passed" in error_text or kind == "address"
+        assert text[kind] not in error_text or kind == "address"
     assert not list(tmp_path.iterdir())
 
 
@@ -168,9 +170,9 @@ def test_key_file_named_like_address_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    made = create_wallet(tmp_path / "made.json")
-    Path("made.json").rename(str(made.pubkey))
-    assert load_wallet(Path(str(made.pubkey))).pubkey == made.pubkey
+    wallet = create_wallet(tmp_path / "made.json")
+    Path("made.json").rename(str(wallet.pubkey))
+    assert load_wallet(Path(str(wallet.pubkey))).pubkey == wallet.pubkey
 
 
 def test_keypair_with_foreign_public_half_is_refused() -> None:

@@ -108,9 +108,11 @@ async def _act(chain: SolanaMember, run: Run) -> None:
     else:
         now = run.current
         before = run.round(now.height - 1)
-        seen = before.roster if before is not None and before.batch else 0
-        done = {0: bytes(31) + b"\1"}
+        participation = before.roster if before is not None and before.batch else 0
+        results = {0: bytes(31) + b"\1"}
         fingerprints = (
-            pack_fingerprints(done, before.roster, now.salt) if before and seen else bytes(320)
+            pack_fingerprints(results, before.roster, now.salt)
+            if before and participation
+            else bytes(320)
         )
-        await chain.witness(0, run.round_id, seen, fingerprints, step=now.step, **TOLD)
+        await chain.witness(0, run.round_id, participation, fingerprints, step=now.step, **TOLD)

@@ -65,20 +65,20 @@ class Outcome:
     @property
     def error_json(self) -> dict[str, str]:
         """The last line of stderr, which with `--json` is the error."""
-        found: dict[str, str] = json.loads(self.err.strip().splitlines()[-1])
-        assert set(found) - {"docs"} == {"error", "fix", "code"}
-        assert found.get("docs", "a page")
-        assert found["error"]
-        assert found["code"]
-        return found
+        error: dict[str, str] = json.loads(self.err.strip().splitlines()[-1])
+        assert set(error) - {"docs"} == {"error", "fix", "code"}
+        assert error.get("docs", "a page")
+        assert error["error"]
+        assert error["code"]
+        return error
 
 
 class TerminalRunner(CliRunner):
     """Runs a command as if stdin and stderr were a terminal without colours."""
 
     @contextmanager
-    def isolation(self, *given: Any, **named: Any) -> Iterator[Any]:
-        with super().isolation(*given, **named) as streams:
+    def isolation(self, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        with super().isolation(*args, **kwargs) as streams:
             for stream in (sys.stdin, sys.stderr):
                 stream.isatty = lambda: True  # type: ignore[method-assign]
             yield streams

@@ -79,12 +79,12 @@ def rpc() -> Iterator[str]:
         [CONSOLE, "localnet", "--port", "0", "--json"], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
-    said = ""
-    while not said.endswith("}\n"):
+    output = ""
+    while not output.endswith("}\n"):
         line = process.stdout.readline()
         assert line, "the local network ended before it was ready"
-        said += line
-    yield json.loads(said)["rpc"]
+        output += line
+    yield json.loads(output)["rpc"]
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 0
 
@@ -133,7 +133,7 @@ def in_process_builds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def call(line: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         assert line[: len(SOLANA)] == SOLANA
-        done = invoke(*line[len(SOLANA) :])
-        assert done.code == 0, done.err
+        outcome = invoke(*line[len(SOLANA) :])
+        assert outcome.code == 0, outcome.err
 
     monkeypatch.setattr(files, "call", call)

@@ -80,8 +80,8 @@ def test_can_join_wrong_client_version_is_refused_as_by_train(waiting: Shell, ru
     assert waiting("update-config", "--run-id", run_id, "--client-version", OTHER).code == 0
     assert waiting("set-paused", "--run-id", run_id, "resume").code == 0
     (reason,) = verdict(waiting, run_id, waiting.wallet)
-    asked = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
-    assert waiting(*asked).code == 10
+    command = ("can-join", "--run-id", run_id, "--address", waiting.wallet)
+    assert waiting(*command).code == 10
     assert OTHER in reason
     assert __version__ in reason
     refused = train(waiting, "--run-id", run_id, "--logs", "json")
@@ -143,12 +143,12 @@ def test_join_run_id_of_another_owner_is_refused(
     assert str(refused.value.fix).endswith(f"--owner {public(mallory.wallet)}")
     (reason,) = verdict(waiting, run_id, waiting.wallet)
     assert reason == refused.value.message
-    asked = waiting("can-join", "--run-id", run_id, "--address", waiting.wallet)
-    assert json.loads(asked.out)["fixes"] == [refused.value.fix]
-    shown = invoke(
+    outcome = waiting("can-join", "--run-id", run_id, "--address", waiting.wallet)
+    assert json.loads(outcome.out)["fixes"] == [refused.value.fix]
+    plain_outcome = invoke(
         "can-join", "--rpc", waiting.rpc, "--run-id", run_id, "--address", waiting.wallet
     )
-    assert f"fix: {refused.value.fix}\n" in shown.out
+    assert f"fix: {refused.value.fix}\n" in plain_outcome.out
     assert (
         "belongs to"
         in verdict(waiting, run_id, waiting.wallet, "--owner", public(waiting.wallet))[0]
@@ -189,7 +189,7 @@ def other_model(place: Path) -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "message"),
     [
         (no_such_tier, "has tiers 0 to 2"),
         (no_such_device, "this machine has no MPS device"),
@@ -205,7 +205,7 @@ def test_can_join_checks_same_requirements_as_train(
     run_dir: Path,
     tmp_path: Path,
     spoil: Callable[[Path], tuple[str, ...]],
-    said: str,
+    message: str,
 ) -> None:
     place = tmp_path / "here"
     shutil.copytree(run_dir, place)
@@ -217,7 +217,7 @@ def test_can_join_checks_same_requirements_as_train(
     assert verdict(owner, run_id, owner.wallet, "--matformer-tier", "2", "--device", "cpu") == []
     more = spoil(place)
     (reason,) = verdict(owner, run_id, owner.wallet, *more)
-    assert said in reason
+    assert message in reason
     refused = train(owner, "--run-id", run_id, *more, "--logs", "json")
     assert f"error: {reason}\n" in refused.err
     assert (
@@ -272,11 +272,11 @@ def test_can_join_unreachable_data_server_is_a_warning(
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", config).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
-    (warning,) = asked.data["warnings"]
+    outcome = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
+    (warning,) = outcome.data["warnings"]
     assert "127.0.0.1:9" in warning
     assert warning.endswith("train would wait for it")
-    assert f"warning: {warning}" in asked.err
+    assert f"warning: {warning}" in outcome.err
 
 
 @pytest.mark.parametrize("lamports", [0, FEES_IN_HAND - 1])
@@ -315,18 +315,18 @@ def test_can_join_silent_faucet_is_refused(
             answer_error(body, -32603, "no faucet") if body["method"] == "requestAirdrop" else None
         )
 
-    async def asked(lamports: int) -> list[str]:
+    async def refusals(lamports: int) -> list[str]:
         if lamports:
             await airdrop(waiting.rpc, load_wallet(poor).pubkey, lamports)
         async with meddling(waiting.rpc, refuse) as rpc:
             return await asyncio.to_thread(verdict, Shell(rpc, poor), run_id, poor)
 
-    (reason,) = asyncio.run(asked(0))
+    (reason,) = asyncio.run(refusals(0))
     assert (
         f"wallet {load_wallet(poor).pubkey} holds 0 SOL but needs 0.005 SOL: 0.005 SOL is missing"
         in reason
     )
-    assert asyncio.run(asked(FEES_IN_HAND)) == []
+    assert asyncio.run(refusals(FEES_IN_HAND)) == []
 
 
 def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir: Path) -> None:
@@ -335,16 +335,16 @@ def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir
     elsewhere = ("--run-id", run_id, *FAR[:2])
 
     def needed() -> int:
-        said = owner("create-run", *elsewhere).error["error"]
-        return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
+        error = owner("create-run", *elsewhere).error["error"]
+        return round(float(error.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
     whole = needed()
     asyncio.run(airdrop(owner.rpc, own, whole - 10**6))
     assert needed() == whole
     assert owner("json-dump-run", "--run-id", run_id).code == 1
     asyncio.run(airdrop(owner.rpc, own, 10**6))
-    made = owner("create-run", *elsewhere).data
-    assert 0 <= whole - made["lamports"] - minimum_balance(0) < 500_000
+    data = owner("create-run", *elsewhere).data
+    assert 0 <= whole - data["lamports"] - minimum_balance(0) < 500_000
     for line in (
         ("update-config", "--config-path", run_dir / "config.toml"),
         ("set-paused", "resume"),
@@ -354,8 +354,8 @@ def test_create_run_requests_total_funds_once(owner: Shell, run_id: str, run_dir
         ("set-paused", "pause"),
         ("close-run", "--yes"),
     ):
-        done = owner(line[0], *elsewhere, *line[1:])
-        assert done.code == 0, done.err
+        outcome = owner(line[0], *elsewhere, *line[1:])
+        assert outcome.code == 0, outcome.err
 
 
 def test_list_runs_counts_waiting_and_active_members(waiting: Shell, run_id: str) -> None:
@@ -407,7 +407,7 @@ def test_list_runs_shows_interrupted_creation(owner: Shell, run_id: str) -> None
 
 
 def test_can_join_auto_tier_names_fitting_tier(waiting: Shell, run_id: str) -> None:
-    asked = (
+    command = (
         "can-join",
         "--run-id",
         run_id,
@@ -418,9 +418,9 @@ def test_can_join_auto_tier_names_fitting_tier(waiting: Shell, run_id: str) -> N
         "--matformer-tier",
         "auto",
     )
-    found = waiting(*asked).data
-    assert (found["can_join"], found["tier"]) == (True, 0)
-    assert "it fits (" in found["why_tier"]
+    data = waiting(*command).data
+    assert (data["can_join"], data["tier"]) == (True, 0)
+    assert "it fits (" in data["why_tier"]
     # not a device of this machine, so train ends once the tier is chosen
     elsewhere = ("--bind-p2p-interface", "192.0.2.1")
     ended = train(waiting, "--run-id", run_id, "--matformer-tier", "auto", *elsewhere)
@@ -434,5 +434,5 @@ def test_create_run_accepts_prefunded_addresses(owner: Shell, run_id: str) -> No
     places = run_addresses(Pubkey.from_string(COORDINATOR_ID), run_id)
     for place in (places.run, places.members, places.witnesses):
         asyncio.run(airdrop(owner.rpc, place, 10**6))
-    found = owner("create-run", "--run-id", run_id, "--name", "Test")
-    assert found.code == 0, found.err
+    outcome = owner("create-run", "--run-id", run_id, "--name", "Test")
+    assert outcome.code == 0, outcome.err

@@ -56,8 +56,8 @@ def test_join_with_different_data_is_refused(
     refused = created("predownload", "--run-id", run_id).error
     assert f"expected {agreed[:12]}" in refused["error"]
     assert "data inspect" in refused["fix"]
-    said = train(created, "--run-id", run_id, "--device", "cpu", "--json")
-    assert json.loads(said.err.splitlines()[-1]) == refused
+    outcome = train(created, "--run-id", run_id, "--device", "cpu", "--json")
+    assert json.loads(outcome.err.splitlines()[-1]) == refused
     assert created("json-dump-run", "--run-id", run_id).data["members"]["seats"] == []
     assert (
         created("update-config", "--run-id", run_id, "--config-path", config).data["data_hash"]
@@ -69,17 +69,17 @@ def test_join_with_different_data_is_refused(
 def test_update_config_without_data_uses_hash_from_config(
     created: Shell, run_id: str, config: Path, tokens: Path
 ) -> None:
-    found = invoke("data", "inspect", "--config-path", config, "--json").data["hash"]
+    data_hash = invoke("data", "inspect", "--config-path", config, "--json").data["hash"]
     away = tokens.rename(tokens.with_name("elsewhere"))
     without = created("update-config", "--run-id", run_id, "--config-path", config).data
     assert without["data_hash"] == ""
     assert "without data_hash in the config" in without["warnings"][0]
     text = config.read_text()
     config.write_text(
-        text.replace("[model.LLM]\n", f"[model.LLM]\ndata_hash = {json.dumps(found)}\n")
+        text.replace("[model.LLM]\n", f"[model.LLM]\ndata_hash = {json.dumps(data_hash)}\n")
     )
     stated = created("update-config", "--run-id", run_id, "--config-path", config).data
-    assert stated["data_hash"] == found
+    assert stated["data_hash"] == data_hash
     assert "without data_hash" not in stated["warnings"][0]
     away.rename(tokens)
     assert created("predownload", "--run-id", run_id).code == 0
@@ -123,5 +123,5 @@ def test_data_of_another_tokenizer_is_a_warning(
     assert again["data_hash"] == agreed["data_hash"]
     (warning,) = again["warnings"]
     assert f"the tokens in {tokens} and the model in" in warning
-    found = invoke("config", "validate", config, "--json").data["warnings"]
-    assert [one["message"] for one in found] == [warning]
+    warnings = invoke("config", "validate", config, "--json").data["warnings"]
+    assert [one["message"] for one in warnings] == [warning]

@@ -54,8 +54,8 @@ def script(name: str, *arguments: str | Path, rpc: str, place: Path, **variables
     with pytest.MonkeyPatch.context() as patch:
         for variable, value in variables.items():
             patch.setenv(variable, value)
-        done = invoke(*called.splitlines())
-    assert done.code == 0, done.err
+        outcome = invoke(*called.splitlines())
+    assert outcome.code == 0, outcome.err
 
 
 def public(path: Path) -> str:
@@ -67,11 +67,11 @@ def verdict(shell: Shell, run_id: str, address: Path, *more: str) -> list[str]:
     outcome = invoke(
         "can-join", "--rpc", shell.rpc, "--run-id", run_id, "--address", address, *more, "--json"
     )
-    found = json.loads(outcome.out)
+    data = json.loads(outcome.out)
     # every refusal has one, even those of the program
-    assert len(found["codes"]) == len(found["reasons"])
-    assert outcome.code in ([0] if found["can_join"] else [1, 10, 11])
-    return list(found["reasons"])
+    assert len(data["codes"]) == len(data["reasons"])
+    assert outcome.code in ([0] if data["can_join"] else [1, 10, 11])
+    return list(data["reasons"])
 
 
 def reasons(shell: Shell, run_id: str, address: Path, *more: str) -> str:
@@ -115,13 +115,13 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
 
-    def asked() -> list[str]:
+    def refusal() -> list[str]:
         outcome = owner("can-join", "--run-id", run_id, "--address", people["stranger"])
-        found = json.loads(outcome.out)
-        return [found["reasons"][0], found["fixes"][0]]
+        data = json.loads(outcome.out)
+        return [data["reasons"][0], data["fixes"][0]]
 
     new = "the run is new, and waits for"
-    assert asked() == [
+    assert refusal() == [
         f"{new} update-config by its owner",
         f"Wait until it is configured: aftermath-solana watch --run-id {run_id}",
     ]
@@ -129,14 +129,14 @@ def test_can_join_refusal_names_the_reason_and_a_fix(
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
-    assert asked() == [
+    assert refusal() == [
         f"{new} set-paused resume by its owner",
         "You can start train now: it joins as soon as the run resumes",
     ]
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     assert not verdict(owner, run_id, people["stranger"])
     assert owner("set-paused", "--run-id", run_id, "pause").code == 0
-    assert asked()[0] == "the run is paused, and waits for set-paused resume by its owner"
+    assert refusal()[0] == "the run is paused, and waits for set-paused resume by its owner"
 
 
 def test_permissioned_run_by_seed_scripts_admits_delegates(
@@ -222,8 +222,8 @@ def test_authorization_for_one_run_does_not_admit_to_others(
     assert "admit nobody to run" in owner("join-authorization-create", *one).err
     outcome = grantor("join-authorization-create", *one)
     assert "warning" not in outcome.err
-    made = outcome.data
-    assert (made["run_id"], made["all_runs"]) == (run_id, False)
+    data = outcome.data
+    assert (data["run_id"], data["all_runs"]) == (run_id, False)
     assert refusal not in reasons(owner, run_id, grantee)
     assert refusal in reasons(owner, other, grantee)
     everywhere = grantor("join-authorization-create", "--authorizer", grantee).data
@@ -356,9 +356,11 @@ def test_many_delegates_take_several_transactions(owner: Shell, people: dict[str
     "name", ["join-authorization-create.sh", "join-authorization-set-delegates.sh"]
 )
 def test_scripts_without_arguments_print_usage(name: str) -> None:
-    done = subprocess.run(["sh", ROOT / "scripts" / name, "devnet"], capture_output=True, text=True)
-    assert done.returncode == 2
-    sentence, fix = done.stderr.splitlines()
+    completed = subprocess.run(
+        ["sh", ROOT / "scripts" / name, "devnet"], capture_output=True, text=True
+    )
+    assert completed.returncode == 2
+    sentence, fix = completed.stderr.splitlines()
     assert sentence.startswith("error: a cluster, the grantor's ")
     assert fix.startswith(f"fix: call it as: sh scripts/{name} CLUSTER GRANTOR_")
     assert f"(for example: sh scripts/{name} devnet " in fix
@@ -370,15 +372,15 @@ def test_scripts_with_missing_argument_are_refused(
     """An unset shell variable shifts the arguments after it to the left."""
     words = ["localnet", people["grantee"], people["delegate1"], people["delegate2"]]
     line = ["sh", ROOT / "scripts/join-authorization-set-delegates.sh", *words]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    sentence, fix = done.stderr.splitlines()
+    completed = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    sentence, fix = completed.stderr.splitlines()
     assert sentence.startswith(f"error: {people['grantee']} is a file")
     assert fix.startswith("fix: ")
     line = ["sh", ROOT / "scripts/join-authorization-create.sh", "localnet", people["grantor"], ""]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr.startswith(
+    completed = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert completed.returncode == 2
+    assert completed.stderr.startswith(
         "error: the third word is empty: GRANTEE_PUBKEY; is its variable set?\nfix: "
     )
 
@@ -391,9 +393,9 @@ def test_missing_key_file_error_names_the_file(owner: Shell) -> None:
 
 def test_scripts_with_unknown_cluster_are_refused(tmp_path: Path) -> None:
     line = ["sh", ROOT / "scripts/join-authorization-create.sh", "elsewhere", "grantor.json", "KEY"]
-    done = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode != 0
-    assert "'elsewhere' is not a cluster" in done.stderr
+    completed = subprocess.run(line, capture_output=True, text=True, cwd=tmp_path)
+    assert completed.returncode != 0
+    assert "'elsewhere' is not a cluster" in completed.stderr
 
 
 async def fund(rpc: str, key: str) -> None:
@@ -407,8 +409,8 @@ def test_run_on_public_network_stays_closed_before_first_epoch(
     """The second node is on another machine, so strangers may be on that network."""
     asyncio.run(fund(owner.rpc, public(Path(owner.wallet))))  # another network gives it no funds
     far = ("--run-id", run_id, "--rpc-2", ELSEWHERE)
-    made = owner("create-run", *far)
-    assert (made.code, made.data["permissionless"]) == (0, False)
+    outcome = owner("create-run", *far)
+    assert (outcome.code, outcome.data["permissionless"]) == (0, False)
     (reason,) = verdict(owner, run_id, Path(owner.wallet))
     assert "update-config" in reason  # the owner itself may join
     refused = owner("join-authorization-create", *far)

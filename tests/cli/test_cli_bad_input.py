@@ -46,12 +46,12 @@ def run(owner: Shell) -> str:
 
 def refusal(name: str) -> str:
     """Return the program's message for an error."""
-    (found,) = [
+    (message,) = [
         error["msg"]
         for error in json.loads(COORDINATOR_IDL.read_text())["errors"]
         if error["name"] == name
     ]
-    return str(found)
+    return str(message)
 
 
 @pytest.mark.parametrize(
@@ -63,22 +63,22 @@ def test_unknown_run_is_refused_with_fix(owner: Shell, name: str) -> None:
         "close-run": ("--yes",),
         "set-paused": ("pause",),
     }.get(name, ())
-    found = owner(name, "--run-id", "nowhere", *more).error
-    assert "there is no run 'nowhere'" in found["error"]
-    assert "list-runs" in found["fix"]
+    error = owner(name, "--run-id", "nowhere", *more).error
+    assert "there is no run 'nowhere'" in error["error"]
+    assert "list-runs" in error["fix"]
 
 
 def test_wrong_program_id_is_refused(owner: Shell) -> None:
     other = str(Keypair().pubkey())
-    found = owner("json-dump-run", "--run-id", "x", "--coordinator-program-id", other).error
-    assert f"there is no program {other} on this cluster" in found["error"]
-    assert "--coordinator-program-id" in found["fix"]
+    error = owner("json-dump-run", "--run-id", "x", "--coordinator-program-id", other).error
+    assert f"there is no program {other} on this cluster" in error["error"]
+    assert "--coordinator-program-id" in error["fix"]
 
 
 def test_invalid_program_id_is_refused(owner: Shell) -> None:
-    found = owner("list-runs", "--coordinator-program-id", "nonsense")
-    assert found.code == 2
-    assert "is not a public key" in found.err
+    outcome = owner("list-runs", "--coordinator-program-id", "nonsense")
+    assert outcome.code == 2
+    assert "is not a public key" in outcome.err
 
 
 def test_too_long_run_id_is_refused(owner: Shell) -> None:
@@ -103,10 +103,10 @@ def test_resume_before_configuration_is_refused(owner: Shell, run: str) -> None:
 def test_insufficient_funds_error_names_missing_amount(
     rpc: str, run_id: str, tmp_path: Path
 ) -> None:
-    found = new_user(rpc, tmp_path)("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error
-    assert "holds 0 SOL but needs" in found["error"]
-    assert "is missing" in found["error"]
-    assert "SOL" in found["fix"]
+    error = new_user(rpc, tmp_path)("create-run", "--run-id", run_id, "--rpc-2", ELSEWHERE).error
+    assert "holds 0 SOL but needs" in error["error"]
+    assert "is missing" in error["error"]
+    assert "SOL" in error["fix"]
 
 
 def test_local_network_funds_empty_wallet(owner: Shell, run: str) -> None:
@@ -141,11 +141,11 @@ def test_invalid_config_is_refused(
     path = tmp_path / "config.toml"
     path.write_text(text.replace(right, wrong, 1))
     before = owner("json-dump-run", "--run-id", run).data["run"]["seq"]
-    found = owner("update-config", "--run-id", run, "--config-path", path).error["error"]
-    assert f"{path}:" in found
-    assert wrong.split(" ")[0] in found
+    error = owner("update-config", "--run-id", run, "--config-path", path).error["error"]
+    assert f"{path}:" in error
+    assert wrong.split(" ")[0] in error
     if name:
-        assert refusal(name) in found
+        assert refusal(name) in error
     assert owner("json-dump-run", "--run-id", run).data["run"]["seq"] == before
 
 
@@ -188,9 +188,9 @@ def test_indivisible_width_error_names_nearest_width(
         .replace(str(run_dir / "model"), str(tmp_path / "model"))
     )
     (tmp_path / "config.toml").write_text(text)
-    found = owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error
-    assert "250" in found["error"]
-    assert "252" in found["error"] + found["fix"]
+    error = owner("update-config", "--run-id", run, "--config-path", tmp_path / "config.toml").error
+    assert "250" in error["error"]
+    assert "252" in error["error"] + error["fix"]
 
 
 def test_update_without_changes_is_refused(owner: Shell, run: str) -> None:
@@ -205,10 +205,10 @@ def test_pause_with_resume_is_refused(owner: Shell, run: str) -> None:
 
 
 def test_missing_wallet_is_refused_with_fix(rpc: str) -> None:
-    found = invoke("create-run", "--rpc", rpc, "--run-id", "x")
-    assert found.code == 1
-    assert "no wallet was given" in found.err
-    assert "show-identity --create" in found.err
+    outcome = invoke("create-run", "--rpc", rpc, "--run-id", "x")
+    assert outcome.code == 1
+    assert "no wallet was given" in outcome.err
+    assert "show-identity --create" in outcome.err
 
 
 @pytest.mark.parametrize(
@@ -219,27 +219,27 @@ def test_broken_wallet_error_names_file_and_hides_content(
 ) -> None:
     path = tmp_path / "broken.json"
     path.write_text(content)
-    found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", path)
-    assert found.code == 1
-    assert str(path) in found.err
-    assert not content or content not in found.err
+    outcome = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", path)
+    assert outcome.code == 1
+    assert str(path) in outcome.err
+    assert not content or content not in outcome.err
 
 
 def test_file_without_key_gets_no_chmod_advice(rpc: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("not a key")
     (tmp_path / "notes.txt").chmod(0o644)
-    found = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", tmp_path / "notes.txt")
-    assert "is not a Solana private key" in found.err
-    assert "chmod" not in found.err
+    outcome = invoke("create-run", "--rpc", rpc, "--run-id", "x", "-w", tmp_path / "notes.txt")
+    assert "is not a Solana private key" in outcome.err
+    assert "chmod" not in outcome.err
 
 
 def test_wallet_from_environment_is_used(rpc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     key = Keypair()
     monkeypatch.setenv("RAW_WALLET_PRIVATE_KEY", str(key))
-    shown = invoke("show-identity", "--run-id", "demo", "--json")
-    assert shown.data["wallet"] == str(key.pubkey())
-    assert len(shown.data["p2p"]) == 64
-    assert str(key) not in shown.out
+    outcome = invoke("show-identity", "--run-id", "demo", "--json")
+    assert outcome.data["wallet"] == str(key.pubkey())
+    assert len(outcome.data["p2p"]) == 64
+    assert str(key) not in outcome.out
 
 
 def test_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
@@ -257,16 +257,16 @@ def test_new_wallet_is_private_and_never_overwritten(tmp_path: Path) -> None:
 
 
 def test_address_neither_key_nor_file_is_refused(owner: Shell, run: str) -> None:
-    found = invoke("can-join", "--rpc", owner.rpc, "--run-id", run, "--address", "nobody")
-    assert found.code == 2
-    assert "neither a public key nor a key file" in found.err
+    outcome = invoke("can-join", "--rpc", owner.rpc, "--run-id", run, "--address", "nobody")
+    assert outcome.code == 2
+    assert "neither a public key nor a key file" in outcome.err
 
 
 def test_unreachable_rpc_is_refused_with_fix(owner: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "PATIENCE_SECONDS", 1.0)
-    found = Shell("http://127.0.0.1:9", owner.wallet)("list-runs").error
-    assert "no Solana RPC endpoint answered for 1 s" in found["error"]
-    assert "aftermath-solana localnet" in found["fix"]
+    error = Shell("http://127.0.0.1:9", owner.wallet)("list-runs").error
+    assert "no Solana RPC endpoint answered for 1 s" in error["error"]
+    assert "aftermath-solana localnet" in error["fix"]
 
 
 def test_fallback_rpc_answers_for_dead_first_rpc(owner: Shell) -> None:
@@ -294,9 +294,9 @@ def test_unexpected_error_writes_private_traceback_file(tmp_path: Path) -> None:
     app.command("broken")(broken.entry)
     result = CliRunner().invoke(app, ["--json"])
     assert result.exit_code == 1
-    said = json.loads(result.stderr)
+    error = json.loads(result.stderr)
     (log,) = (tmp_path / "state/aftermath").iterdir()
-    assert str(log) in said["fix"]
+    assert str(log) in error["fix"]
     assert "secret detail" in log.read_text()
     assert "secret detail" not in result.output
     assert log.stat().st_mode & 0o777 == 0o600
@@ -310,8 +310,8 @@ def test_file_errors_print_sentences(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_command_with_closed_output_pipe_is_not_an_error() -> None:
-    done = unread([CONSOLE, "config", "show", "--json"])
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = unread([CONSOLE, "config", "show", "--json"])
+    assert (completed.returncode, completed.stderr) == (0, "")
     assert unread([CONSOLE, "config", "show"]).stderr == ""
 
 
@@ -341,12 +341,12 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path
     assert "until Ctrl-C" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
     try:
-        _, said = process.communicate(timeout=120)
+        _, stderr = process.communicate(timeout=120)
     except subprocess.TimeoutExpired:  # the first one can arrive during an import
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 130, said
-    assert "Traceback" not in said
+        _, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
 
 
 @pytest.mark.slow
@@ -360,9 +360,9 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path
 )
 def test_command_with_unwritable_output_reports_error(where: str, sentence: str) -> None:
     line = f'"{CONSOLE}" config show {where}'
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", line], capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.returncode == 1
-    assert sentence in done.stderr
-    assert "unexpected" not in done.stderr
+    assert completed.returncode == 1
+    assert sentence in completed.stderr
+    assert "unexpected" not in completed.stderr

@@ -64,10 +64,10 @@ def test_bond_and_rent_are_refunded(bonded: Shell, run_id: str, closed: bool) ->
     assert "has no membership in run" in never["error"]
     assert never["code"] == "not-enrolled"
     asyncio.run(join(bonded, run_id, BOND))
-    found = bonded(*user).data
-    assert found["member"]["pending"] is True
-    assert (found["membership"]["bond"], found["membership"]["enrolled"]) == (BOND, True)
-    assert found["membership"]["wallet"] == str(load_wallet(bonded.wallet).pubkey)
+    data = bonded(*user).data
+    assert data["member"]["pending"] is True
+    assert (data["membership"]["bond"], data["membership"]["enrolled"]) == (BOND, True)
+    assert data["membership"]["wallet"] == str(load_wallet(bonded.wallet).pubkey)
     early = bonded(*ask).error
     assert "waits for the next one" in early["error"]
     assert verdict(bonded, run_id, bonded.wallet) == []  # it has paid

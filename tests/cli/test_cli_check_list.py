@@ -18,10 +18,10 @@ OF_ONE_MACHINE = {"python", "disk", "wallet", "hub-token"}
 
 
 async def test_check_without_run_is_skipped() -> None:
-    asked = [
+    names = [
         name for name in CHECKS if name not in OF_ONE_MACHINE | {"torch", "udp", "server", "relay"}
     ]
-    assert await examine(Subject(), asked) == []
+    assert await examine(Subject(), names) == []
     assert set(ADMISSION) | set(FIT) < CHECKS.keys()
 
 
@@ -42,14 +42,14 @@ async def test_error_of_check_is_its_finding(monkeypatch: pytest.MonkeyPatch) ->
         "disk": raising(OSError(28, "full")),
     }
     monkeypatch.setattr(check_list, "CHECKS", checks)
-    found = await examine(Subject(), checks)
-    assert [(name, one.status, one.error) for name, one in found] == [
+    results = await examine(Subject(), checks)
+    assert [(name, one.status, one.error) for name, one in results] == [
         ("good", "ok", None),
         ("bad", "failure", refused),
         ("away", "warning", away),
         ("disk", "failure", None),
     ]
-    assert refusals(found) == [refused]
+    assert refusals(results) == [refused]
 
 
 async def test_error_of_passing_class_ends_examination(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,20 +40,20 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
         tmp_path,
         {"total_steps = 48": "total_steps = 2", "final_lr = 1.0e-3": "final_lr = 0.0"},
     )
-    named = ("--run-id", run_id)
+    run_option = ("--run-id", run_id)
     for command, *arguments in (
         ("create-run",),
         ("update-config", "--config-path", config),
         ("set-paused", "resume"),
         ("set-future-epoch-rates", "--earning-rate-total-shared", 90),
     ):
-        assert owner(command, *named, *arguments).code == 0
-    assert invoke("can-join", "--rpc", owner.rpc, *named, "--address", owner.wallet).code == 0
+        assert owner(command, *run_option, *arguments).code == 0
+    assert invoke("can-join", "--rpc", owner.rpc, *run_option, "--address", owner.wallet).code == 0
     assert (
         "only a finished run can be reopened"
-        in owner("reopen", *named, "--total-steps", 9).error["error"]
+        in owner("reopen", *run_option, "--total-steps", 9).error["error"]
     )
-    assert "can be rewound" in owner("rewind", *named, "--to-step", 0).error["error"]
+    assert "can be rewound" in owner("rewind", *run_option, "--to-step", 0).error["error"]
     schema = shape_of(load_config(config)).schema.state
     weights = load(run_dir / "model", 0)
     hashes = {level: level_hash(weights, schema, level) for level in range(schema.levels)}
@@ -64,18 +64,18 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
     # cooldown.
     other = tmp_path / "other"
     assert invoke("model", "init", "--out", other, "--seed", "1", *SHAPE).code == 0
-    refused = owner("checkpoint", *named, "--path", other).error
+    refused = owner("checkpoint", *run_option, "--path", other).error
     assert "is not the model that the members attested" in refused["error"]
-    checkpoint = ("checkpoint", *named, "--path", run_dir / "model")
+    checkpoint = ("checkpoint", *run_option, "--path", run_dir / "model")
     assert calls(owner(*checkpoint, "--dry-run")) == ["coordinator.checkpoint"]
-    assert owner("json-dump-run", *named).data["model"]["checkpoint_step"] == 0
+    assert owner("json-dump-run", *run_option).data["model"]["checkpoint_step"] == 0
     recorded = owner(*checkpoint).data
     assert recorded["repo"] == str(run_dir / "model")
     # the chain counts the step that comes next
     assert recorded["step"] == run.attested_step - 1 == 2
-    member = owner("json-dump-user", *named, "--address", owner.wallet).data["member"]
+    member = owner("json-dump-user", *run_option, "--address", owner.wallet).data["member"]
     assert member["points"] == 90
-    assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
+    assert owner("json-dump-run", *run_option).data["run"]["state"] == "finished"
     with torchless_server() as torchless:
         for tier in ("0", "auto"):
             ended = torchless(
@@ -85,7 +85,7 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
                 "-w",
                 owner.wallet,
                 *LOCAL,
-                *named,
+                *run_option,
                 "--matformer-tier",
                 tier,
             )
@@ -93,52 +93,63 @@ def test_finished_run_checkpoint_is_recorded_and_run_reopened(
             finished = f"on its machine, in {run_dir / 'model'}: ask the run's owner for it"
             assert ended.out.splitlines()[-1].endswith(finished)
             assert "loading PyTorch" not in ended.out + ended.err
-    assert "reopen" in owner("set-paused", *named, "resume").error["fix"]
+    assert "reopen" in owner("set-paused", *run_option, "resume").error["fix"]
     assert (
-        "has already trained 2 steps" in owner("reopen", *named, "--total-steps", 2).error["error"]
+        "has already trained 2 steps"
+        in owner("reopen", *run_option, "--total-steps", 2).error["error"]
     )
 
-    shown = " ".join(invoke("show-run", "--rpc", owner.rpc, *named).out.split())
-    assert f"checkpoint step 2 at {run_dir / 'model'}, on the machine that saved it" in shown
-    assert [one["step"] for one in owner("rewind", *named).data] == [2, 0]
-    listed = invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *named)
+    text = " ".join(invoke("show-run", "--rpc", owner.rpc, *run_option).out.split())
+    assert f"checkpoint step 2 at {run_dir / 'model'}, on the machine that saved it" in text
+    assert [one["step"] for one in owner("rewind", *run_option).data] == [2, 0]
+    listed = invoke("rewind", "--rpc", owner.rpc, "-w", owner.wallet, *run_option)
     assert "2 checkpoints of run" in listed.out
     assert "next:" not in listed.err
-    unknown = owner("rewind", *named, "--to-step", 1).error
+    unknown = owner("rewind", *run_option, "--to-step", 1).error
     assert unknown["fix"] == "Choose one of these steps: 0, 2"
-    assert calls(owner("rewind", *named, "--to-step", 0, "--dry-run")) == ["coordinator.rewind"]
-    assert owner("json-dump-run", *named).data["run"]["step"] == 3
+    assert calls(owner("rewind", *run_option, "--to-step", 0, "--dry-run")) == [
+        "coordinator.rewind"
+    ]
+    assert owner("json-dump-run", *run_option).data["run"]["step"] == 3
     for step in (0, 2):
-        rewound = owner("rewind", *named, "--to-step", step)
+        rewound = owner("rewind", *run_option, "--to-step", step)
         assert rewound.data["step"] == step
         back = f"2 steps are set aside. To go back to step 2: aftermath-solana rewind --run-id {run_id} --to-step 2"
         assert (back in rewound.err) is (step == 0)
-        assert owner("json-dump-run", *named).data["run"]["step"] == step + 1
+        assert owner("json-dump-run", *run_option).data["run"]["step"] == step + 1
     assert owner(*checkpoint).data["step"] == 2  # the owner may name another place of the same step
-    idle = owner("reopen", *named, "--total-steps", 80).error
+    idle = owner("reopen", *run_option, "--total-steps", 80).error
     assert "is 0 from step 48 on" in idle["error"]
     assert f"reopen --run-id {run_id} --total-steps 80" in idle["fix"]
     prolonged = config.with_name("prolonged.toml")
     prolonged.write_text(config.read_text().replace("total_steps = 2\n", "total_steps = 30\n", 1))
     # of a finished run
-    assert calls(owner("update-config", *named, "--config-path", prolonged, "--dry-run"))
-    asked = invoke("can-join", "--rpc", owner.rpc, *named, "--address", owner.wallet)
-    assert asked.out.startswith("no: the run is finished\nfix: ")
-    assert "reads" not in asked.out
-    signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
+    assert calls(owner("update-config", *run_option, "--config-path", prolonged, "--dry-run"))
+    outcome = invoke("can-join", "--rpc", owner.rpc, *run_option, "--address", owner.wallet)
+    assert outcome.out.startswith("no: the run is finished\nfix: ")
+    assert "reads" not in outcome.out
+    signed = ("--rpc", owner.rpc, "-w", owner.wallet, *run_option)
     renamed = invoke("update-config", *signed, "--name", "Longer")
     assert "next:" not in renamed.err
-    reopening = calls(owner("reopen", *named, "--total-steps", 30, "--dry-run"))
+    reopening = calls(owner("reopen", *run_option, "--total-steps", 30, "--dry-run"))
     assert reopening == ["coordinator.update", "coordinator.set_paused"]
-    assert owner("json-dump-run", *named).data["run"]["state"] == "finished"
+    assert owner("json-dump-run", *run_option).data["run"]["state"] == "finished"
     too_few = invoke(
-        "reopen", "--rpc", owner.rpc, "-w", owner.wallet, *named, "--total-steps", 30, "--dry-run"
+        "reopen",
+        "--rpc",
+        owner.rpc,
+        "-w",
+        owner.wallet,
+        *run_option,
+        "--total-steps",
+        30,
+        "--dry-run",
     )
     assert (
         "warning: the learning-rate schedule lasts until step 48, but the run has only 30 steps"
         in too_few.err
     )
-    opened = owner("reopen", *named, "--total-steps", 30).data
+    opened = owner("reopen", *run_option, "--total-steps", 30).data
     assert "make the schedule as long as total_steps" in opened["warnings"][0]
     assert (opened["state"], opened["total_steps"]) == ("waiting_for_members", 30)
 
@@ -153,16 +164,16 @@ def test_finished_run_without_checkpoint_warns(
         tmp_path,
         {"total_steps = 48": "total_steps = 2", "cooldown_time = 15": "cooldown_time = 1"},
     )
-    named = ("--run-id", run_id)
-    assert owner("create-run", *named).code == 0
-    assert owner("update-config", *named, "--config-path", config).code == 0
-    assert owner("set-paused", *named, "resume").code == 0
+    run_option = ("--run-id", run_id)
+    assert owner("create-run", *run_option).code == 0
+    assert owner("update-config", *run_option, "--config-path", config).code == 0
+    assert owner("set-paused", *run_option, "resume").code == 0
     asyncio.run(
         one_epoch(
             owner.rpc, owner.wallet, run_id, {level: bytes([level + 1]) * 32 for level in range(3)}
         )
     )
-    signed = ("--rpc", owner.rpc, "-w", owner.wallet, *named)
+    signed = ("--rpc", owner.rpc, "-w", owner.wallet, *run_option)
     monkeypatch.setattr(status, "_OVERDUE", 0)
     away = "is away, 2 steps of training are lost"
     key = str(load_wallet(owner.wallet).pubkey)
@@ -181,9 +192,9 @@ def test_finished_run_without_checkpoint_warns(
     assert refused.code == 2
     assert f"may start from an older model ({unknown})" in refused.err
     for command in (("reopen", "--total-steps", 30), ("close-run",)):
-        kept = invoke_typing("no\n", *command, *signed)
-        assert kept.code == 1
-        assert unknown in kept.err
-        assert "that training is lost" in kept.err
+        outcome = invoke_typing("no\n", *command, *signed)
+        assert outcome.code == 1
+        assert unknown in outcome.err
+        assert "that training is lost" in outcome.err
     rehearsed = invoke("close-run", *signed, "--dry-run")
     assert f"warning: {unknown}" in rehearsed.err

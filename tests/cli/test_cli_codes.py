@@ -117,19 +117,19 @@ def test_error_prints_code_and_page(
         with pytest.raises(typer.Exit) as ended, reporting(as_json=as_json):
             raise error
         assert ended.value.exit_code == exit_code
-        said = capsys.readouterr().err
+        stderr = capsys.readouterr().err
         if as_json:
-            found = json.loads(said)
-            assert list(found) == ["error", "fix", "code", *(["docs"] if docs else [])]
-            assert (found["code"], found.get("docs", "")) == (code, docs)
+            error_object = json.loads(stderr)
+            assert list(error_object) == ["error", "fix", "code", *(["docs"] if docs else [])]
+            assert (error_object["code"], error_object.get("docs", "")) == (code, docs)
         else:
-            lines = [line.partition(":")[0] for line in said.splitlines()]
+            lines = [line.partition(":")[0] for line in stderr.splitlines()]
             assert lines == [
                 "error",
-                *(["fix"] if found["fix"] else []),
+                *(["fix"] if error_object["fix"] else []),
                 *(["docs"] if docs else []),
             ]
-            assert said.endswith(f"docs: {docs}\n") is bool(docs)
+            assert stderr.endswith(f"docs: {docs}\n") is bool(docs)
 
 
 @pytest.mark.parametrize("elsewhere", [False, True])
@@ -146,18 +146,18 @@ def test_error_page_paths_exist(
             "Not so.",
             "Do this, docs/models.md shows how, and not in docs/nothing/at.md",
         )
-    found = json.loads(capsys.readouterr().err)
-    page = found["fix"].split()[2]
+    error = json.loads(capsys.readouterr().err)
+    page = error["fix"].split()[2]
     assert Path(page).samefile(ROOT / "docs/models.md")
-    assert found["fix"] == f"Do this, {page} shows how, and not in docs/nothing/at.md"
-    file, _, section = found["docs"].partition("#")
+    assert error["fix"] == f"Do this, {page} shows how, and not in docs/nothing/at.md"
+    file, _, section = error["docs"].partition("#")
     assert Path(file).samefile(ROOT / "docs/operations.md")
     assert section in slugs(Path(file))
     assert Path(file).is_absolute() is elsewhere
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         (("-m", "aftermath.demo", "--engine", "mainnet"), "--engine"),
         (("-m", "aftermath.demo", "--bogus"), "--bogus"),
@@ -167,7 +167,7 @@ def test_error_page_paths_exist(
 )
 def test_script_with_wrong_options_prints_command_error(
     line: tuple[str, ...],
-    said: str,
+    message: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -180,6 +180,6 @@ def test_script_with_wrong_options_prints_command_error(
     error, fix = err.splitlines()
     assert (ended.value.code, out) == (2, "")
     assert error.startswith("error: ")
-    assert said in error
+    assert message in error
     call = " ".join(line[:2]) if line[0] == "-m" else line[0]
     assert fix == f"fix: See: python {call} --help"

@@ -33,11 +33,11 @@ def validate(path: Path) -> Outcome:
 def refused(path: Path, text: str) -> list[dict[str, str | int]]:
     """Return the mistakes in this file. Validation exits with 1."""
     path.write_text(text)
-    found = validate(path)
-    assert found.code == 1
-    said = json.loads(found.out)
-    assert said["ok"] is False
-    mistakes: list[dict[str, str | int]] = said["mistakes"]
+    outcome = validate(path)
+    assert outcome.code == 1
+    data = json.loads(outcome.out)
+    assert data["ok"] is False
+    mistakes: list[dict[str, str | int]] = data["mistakes"]
     assert mistakes
     known = RULE_CODES | set(errors.CODES) | set(schema.CODES) | ELSEWHERE
     assert {one["code"] for one in mistakes} <= known
@@ -61,8 +61,8 @@ def test_config_page_is_current() -> None:
 
 
 def test_validate_valid_config_is_ok(run_toml: Path) -> None:
-    said = validate(run_toml).data
-    assert said == {
+    data = validate(run_toml).data
+    assert data == {
         "file": str(run_toml),
         "ok": True,
         "mistakes": [],
@@ -113,9 +113,9 @@ def test_validate_mistake_equals_update_config_error(
         "update-config", "--run-id", "nowhere", "--config-path", run_toml, "--json"
     ).error["error"]
     assert result.split("\n") == [f"{run_toml}:{one['line']}: {one['message']}" for one in mistakes]
-    shown = invoke("config", "validate", run_toml)
-    assert shown.code == 1
-    assert f"{run_toml}:{mistakes[0]['line']}: {mistakes[0]['message']}" in shown.out
+    outcome = invoke("config", "validate", run_toml)
+    assert outcome.code == 1
+    assert f"{run_toml}:{mistakes[0]['line']}: {mistakes[0]['message']}" in outcome.out
 
 
 def test_validate_reports_all_mistakes(run_toml: Path) -> None:
@@ -190,9 +190,9 @@ def test_validate_does_not_request_hub_checkpoint(
     monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
     path = tmp_path / "run.toml"
     path.write_text(SEED)
-    said = validate(path).data
-    assert said["ok"]
-    assert [what.partition(",")[0] for what in said["not_looked_at"]] == ["the model"]
+    data = validate(path).data
+    assert data["ok"]
+    assert [what.partition(",")[0] for what in data["not_looked_at"]] == ["the model"]
     path.write_text(changed((r"^repo_id.*", 'repo_id = "not a repo"')))
     assert [one["code"] for one in json.loads(validate(path).out)["mistakes"]] == [
         "repository-name"
@@ -210,8 +210,8 @@ def test_missing_model_is_an_error_and_missing_data_a_warning(
     run_toml.write_text(
         re.sub(r'^Local = ".*tokens"$', 'Local = "nowhere"', text, flags=re.MULTILINE)
     )
-    said = validate(run_toml).data
-    assert [one["code"] for one in said["warnings"]] == ["data-here"]
+    data = validate(run_toml).data
+    assert [one["code"] for one in data["warnings"]] == ["data-here"]
     run_toml.write_text(
         text.replace("max_seq_len = 64", f'max_seq_len = 64\ndata_hash = "{"0" * 64}"')
     )
@@ -228,12 +228,12 @@ def test_config_check_names_missing_model_and_missing_data(run_toml: Path) -> No
     )
     (mistake,) = refused(run_toml, text)
     (warning,) = json.loads(validate(run_toml).out)["warnings"]
-    for said, name, fix in (
+    for message, name, fix in (
         (str(mistake["message"]), "no-model", "aftermath-solana model init"),
         (warning["message"], "no-tokens", "aftermath-solana data tokenize"),
     ):
-        assert name in said
-        assert fix in said
+        assert name in message
+        assert fix in message
 
 
 def test_validate_checks_model_options_of_files_toml(run_toml: Path) -> None:
@@ -250,8 +250,8 @@ def test_validate_checks_model_options_of_files_toml(run_toml: Path) -> None:
         ("intermediate = 102", ["model-config"]),
     ):
         files_toml.write_text(f"[model]\n{options}\n")
-        found = json.loads(validate(run_toml).out)
-        assert [one["code"] for one in found["mistakes"]] == codes, options
+        data = json.loads(validate(run_toml).out)
+        assert [one["code"] for one in data["mistakes"]] == codes, options
     files_toml.write_text("[model")
     assert "files.toml is not valid TOML" in validate(run_toml).error["error"]
 
@@ -259,15 +259,15 @@ def test_validate_checks_model_options_of_files_toml(run_toml: Path) -> None:
 def test_validate_probably_unintended_value_is_a_warning(run_toml: Path) -> None:
     text = run_toml.read_text().replace("total_steps = 48\nwaiting", "total_steps = 20\nwaiting")
     run_toml.write_text(text)
-    said = validate(run_toml).data
-    assert [one["code"] for one in said["warnings"]] == ["rate-schedule"]
-    assert {one["code"] for one in said["warnings"]} <= set(owner_warnings.WARNINGS)
+    data = validate(run_toml).data
+    assert [one["code"] for one in data["warnings"]] == ["rate-schedule"]
+    assert {one["code"] for one in data["warnings"]} <= set(owner_warnings.WARNINGS)
 
 
 def test_validate_missing_file_is_a_file_error(tmp_path: Path) -> None:
-    found = validate(tmp_path / "nowhere.toml")
-    assert found.error["code"] == "config"
-    assert found.out == ""
+    outcome = validate(tmp_path / "nowhere.toml")
+    assert outcome.error["code"] == "config"
+    assert outcome.out == ""
 
 
 @pytest.mark.parametrize(
@@ -279,22 +279,22 @@ def test_validate_of_another_kind_of_file_says_so(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(name).write_text("[1, 2]")
-    found = validate(Path(name)).error
-    assert found["code"] == "config"
-    assert found["fix"].startswith(fix)
+    error = validate(Path(name)).error
+    assert error["code"] == "config"
+    assert error["fix"].startswith(fix)
 
 
 def test_validate_escapes_terminal_codes_of_file(run_toml: Path) -> None:
     run_toml.write_text(run_toml.read_text().replace('"HfLlama"', '"[bold]\\u001b[2J"'))
-    shown = invoke("config", "validate", run_toml)
-    assert "\x1b" not in shown.out
-    assert "[bold]" in shown.out
+    outcome = invoke("config", "validate", run_toml)
+    assert "\x1b" not in outcome.out
+    assert "[bold]" in outcome.out
 
 
 def test_explain_key_prints_its_properties() -> None:
-    (said,) = invoke("config", "explain", "config.global_batch_size_end", "--json").data
+    (entry,) = invoke("config", "explain", "config.global_batch_size_end", "--json").data
     assert {
-        name: said[name]
+        name: entry[name]
         for name in ("key", "type", "unit", "limits", "required", "default", "example")
     } == {
         "key": "config.global_batch_size_end",
@@ -305,33 +305,33 @@ def test_explain_key_prints_its_properties() -> None:
         "default": "",
         "example": "global_batch_size_end = 32",
     }
-    assert said["what"].startswith("Sequences per round")
+    assert entry["what"].startswith("Sequences per round")
     page = invoke("config", "explain", "config.global_batch_size_end").out
     assert all(
         str(part) in page
-        for part in ("whole number", "sequences", "1 to 65,535", "required", said["example"])
+        for part in ("whole number", "sequences", "1 to 65,535", "required", entry["example"])
     )
 
 
 def test_explain_table_lists_keys_and_suffix_matches() -> None:
-    (said,) = invoke("config", "explain", "[model.LLM.checkpoint]", "--json").data
-    assert said["keys"] == ["Hub", "Local", "Dummy"]
-    found = [one["key"] for one in invoke("config", "explain", "total_steps", "--json").data]
-    assert found[0] == "config.total_steps"
-    assert len(found) == 3
+    (entry,) = invoke("config", "explain", "[model.LLM.checkpoint]", "--json").data
+    assert entry["keys"] == ["Hub", "Local", "Dummy"]
+    keys = [one["key"] for one in invoke("config", "explain", "total_steps", "--json").data]
+    assert keys[0] == "config.total_steps"
+    assert len(keys) == 3
 
 
 @pytest.mark.parametrize(
-    ("shown", "explained"),
+    ("name", "explained"),
     [
         ("run.config.max_seq_len", "model.LLM.max_seq_len"),
         ("run.config.total_steps", "config.total_steps"),
         ("run.name", "run.name"),
     ],
 )
-def test_explain_accepts_names_of_update_config(shown: str, explained: str) -> None:
-    (said,) = invoke("config", "explain", shown, "--json").data
-    assert said["key"] == explained
+def test_explain_accepts_names_of_update_config(name: str, explained: str) -> None:
+    (entry,) = invoke("config", "explain", name, "--json").data
+    assert entry["key"] == explained
 
 
 def test_explain_unknown_key_suggests_nearest() -> None:
@@ -345,13 +345,13 @@ def test_explain_unknown_key_suggests_nearest() -> None:
 
 
 def test_explain_accepts_names_of_update_config_output() -> None:
-    for shown, key in (
+    for name, key in (
         ("run.config.total_steps", "config.total_steps"),
         ("model.optimizer.orthogonal_lr", "model.LLM.optimizer.SparseLoCo.orthogonal_lr"),
         ("model.tiers", "model.LLM.matformer.tiers"),
         ("model.max_seq_len", "model.LLM.max_seq_len"),
     ):
-        assert [one["key"] for one in invoke("config", "explain", shown, "--json").data] == [key]
+        assert [one["key"] for one in invoke("config", "explain", name, "--json").data] == [key]
     assert invoke("config", "explain", "optimizer.total_steps", "--json").code == 2
 
 

@@ -19,8 +19,8 @@ def configure(owner: Shell, config: Path, text: str) -> str:
 
 
 def line_of(text: str, part: str) -> int:
-    (found,) = [number for number, line in enumerate(text.splitlines(), 1) if part in line]
-    return found
+    (line_number,) = [number for number, line in enumerate(text.splitlines(), 1) if part in line]
+    return line_number
 
 
 @pytest.mark.parametrize(
@@ -48,9 +48,9 @@ def test_config_beyond_member_limits_is_refused(
     assert right in text
     text = text.replace(right, wrong)
     wrong = wrong.splitlines()[-1]
-    found = configure(owner, tmp_path / "config.toml", text)
-    assert found.startswith(f"{tmp_path / 'config.toml'}:{line_of(text, wrong)}: {wrong}: ")
-    assert says in found
+    message = configure(owner, tmp_path / "config.toml", text)
+    assert message.startswith(f"{tmp_path / 'config.toml'}:{line_of(text, wrong)}: {wrong}: ")
+    assert says in message
 
 
 def test_checkpoint_slice_for_run_is_refused(owner: Shell, run_dir: Path, tmp_path: Path) -> None:
@@ -65,9 +65,9 @@ def test_checkpoint_slice_for_run_is_refused(owner: Shell, run_dir: Path, tmp_pa
     for form in ("Local = {place}", "Local = {{ path = {place} }}"):
         text = (run_dir / "config.toml").read_text()
         text = text.replace(usual, form.format(place=json.dumps(str(place))))
-        found = configure(owner, tmp_path / "config.toml", text)
+        message = configure(owner, tmp_path / "config.toml", text)
         line = f"{tmp_path / 'config.toml'}:{line_of(text, str(place))}"
-        assert found.startswith(f"{line}: checkpoint {place} holds only tier 1"), form
+        assert message.startswith(f"{line}: checkpoint {place} holds only tier 1"), form
 
 
 def test_invalid_hub_repo_is_refused_before_any_request(
@@ -77,12 +77,12 @@ def test_invalid_hub_repo_is_refused_before_any_request(
     text = text.replace(
         f"Local = {json.dumps(str(run_dir / 'model'))}", 'Hub = { repo_id = "not a repo" }'
     )
-    found = configure(owner, tmp_path / "config.toml", text)
+    message = configure(owner, tmp_path / "config.toml", text)
     line = line_of(text, "not a repo")
-    assert found.startswith(
+    assert message.startswith(
         f'{tmp_path / "config.toml"}:{line}: repo_id = "not a repo" is not a valid'
     )
-    assert "OWNER/NAME" in found
+    assert "OWNER/NAME" in message
 
 
 def test_config_reports_all_limit_violations(owner: Shell, run_dir: Path, tmp_path: Path) -> None:

@@ -25,15 +25,13 @@ def test_tokenize_output_is_readable_by_inspect(tmp_path: Path) -> None:
     (tmp_path / "text" / "a.txt").write_text("some words, some more of them")
     tokenize = ("data", "tokenize", "--input", tmp_path / "text", "--output", tmp_path / "out")
     assert invoke(*tokenize, "--json").data["tokens"] == 30
-    found = invoke(
-        "data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json"
-    ).data
-    assert (found["tokens"], found["sequences"], [one["bytes"] for one in found["files"]]) == (
+    data = invoke("data", "inspect", "--data-path", tmp_path / "out", "--seq-len", 8, "--json").data
+    assert (data["tokens"], data["sequences"], [one["bytes"] for one in data["files"]]) == (
         30,
         3,
         [60],
     )
-    assert found["seq_len"] == 8
+    assert data["seq_len"] == 8
     again = invoke(*tokenize)
     assert again.code == 1
     assert "already has token files" in again.err
@@ -73,8 +71,8 @@ def test_tokenize_writes_tokenizer_with_end_token(
         "--tokenizer",
         tokenizer,
     )
-    made = invoke(*words, *options, "--json").data
-    assert (made["tokens"], made["end_token"], made["vocab_size"]) == (23, end_token, 259)
+    data = invoke(*words, *options, "--json").data
+    assert (data["tokens"], data["end_token"], data["vocab_size"]) == (23, end_token, 259)
     written = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
     assert written["eos_token"] == end_token
     assert config is None or written["chat_template"] == "kept"
@@ -132,10 +130,10 @@ def test_tokenize_without_end_token_warns(tmp_path: Path) -> None:
         "--tokenizer",
         tmp_path / "t.json",
     )
-    made = invoke(*tokenize, "--output", tmp_path / "out")
-    assert made.code == 0
-    assert "no end-of-text token is known" in made.err
-    assert "--end-token" in made.err
+    outcome = invoke(*tokenize, "--output", tmp_path / "out")
+    assert outcome.code == 0
+    assert "no end-of-text token is known" in outcome.err
+    assert "--end-token" in outcome.err
     wrong = invoke(*tokenize, "--output", tmp_path / "other", "--end-token", "<eos>")
     assert wrong.code == 2
     assert "'<eos>' is not a token of the tokenizer" in wrong.err
@@ -145,13 +143,13 @@ def test_tokenize_without_end_token_warns(tmp_path: Path) -> None:
 def test_tokenize_rare_records_without_text_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n{"body": "lost"}\n{"text": "two"}\n')
     words = ("data", "tokenize", "--input", tmp_path / "a.jsonl", "--output")
-    made = invoke(*words, tmp_path / "out")
-    assert made.code == 0
+    outcome = invoke(*words, tmp_path / "out")
+    assert outcome.code == 0
     assert (
         f'skipped 1 record without text in "text", the first at {tmp_path / "a.jsonl"}, line 2'
-        in made.err
+        in outcome.err
     )
-    assert "--text-field" in made.err
+    assert "--text-field" in outcome.err
     counts = invoke(*words, tmp_path / "again", "--json").data
     assert (counts["documents"], counts["skipped_records"]) == (2, 1)
     refused = invoke(*words, tmp_path / "other", "--text-field", "body")
@@ -193,9 +191,9 @@ def test_fetch_downloads_each_file_once(tmp_path: Path) -> None:
             "t001.bin": bytes([1]) * 1000,
             "t002.bin": bytes([2]) * 1000,
         }
-        web.asked.clear()
+        web.requests.clear()
         download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)
-        assert web.asked == [("/t001.bin", "bytes=0-0")]
+        assert web.requests == [("/t001.bin", "bytes=0-0")]
         web.files["/t001.bin"] += b"more"
         with pytest.raises(DataError, match="with another size"):
             download(f"{web.url}/t001.bin", tmp_path, HttpClient(), lambda here, whole: None)

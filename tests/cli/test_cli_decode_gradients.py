@@ -83,9 +83,9 @@ def test_decode_gradients_describes_each_level(tmp_path: Path) -> None:
 
 def test_decode_gradients_text_has_one_line_per_level(tmp_path: Path) -> None:
     empty = GradientFile(SCHEMA, result_of(SCHEMA, 2, seat=4).origin, {2: empty_payload(2)})
-    shown = invoke("decode-gradients", put(tmp_path, result_of(SCHEMA, 1)), put(tmp_path, empty))
-    assert (shown.code, shown.err) == (0, "")
-    head, *lines = shown.out.splitlines()
+    outcome = invoke("decode-gradients", put(tmp_path, result_of(SCHEMA, 1)), put(tmp_path, empty))
+    assert (outcome.code, outcome.err) == (0, "")
+    head, *lines = outcome.out.splitlines()
     assert head.split() == ["file", "run", "step", "member", "level", "bytes", "votes", "values"]
     assert len(lines) == 3
     assert "-1 to 1" in lines[0]
@@ -99,11 +99,13 @@ def test_decode_gradients_out_writes_parameter_tensors(tmp_path: Path, schema: S
     result = invoke("decode-gradients", *paths, "--out", tmp_path / "new" / "dense", "--json").data
     for file, entry in zip(files, result, strict=True):
         assert entry["out"] == str(tmp_path / "new" / "dense" / file.name)
-        found = load_file(entry["out"])
+        tensors = load_file(entry["out"])
         expected = dict(dense(schema, file.votes(), 0.1))
-        assert {name: tuple(tensor.shape) for name, tensor in found.items()} == dense_shapes(schema)
-        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
-        assert any(tensor.any() for tensor in found.values())
+        assert {name: tuple(tensor.shape) for name, tensor in tensors.items()} == dense_shapes(
+            schema
+        )
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in expected.items())
+        assert any(tensor.any() for tensor in tensors.values())
     assert len([*(tmp_path / "new" / "dense").iterdir()]) == 2, "nothing half written is left"
 
 

@@ -85,17 +85,17 @@ def test_printed_changes_equal_dump_differences(
     )
     planned = configured(*line, "--dry-run").data
     assert flat(configured("json-dump-run", "--run-id", run_id).data) == before
-    done = configured(*line).data
-    assert done["changes"] == planned["changes"]
+    data = configured(*line).data
+    assert data["changes"] == planned["changes"]
     after = flat(configured("json-dump-run", "--run-id", run_id).data)
     drawn = {"run.seq", "run.model_seq", "model.spec_hash"}
-    seen = {
+    differences = {
         key: (before.get(key), after.get(key))
         for key in before | after
         if before.get(key) != after.get(key)
     }
-    changes = {one["key"]: (one["old"], one["new"]) for one in done["changes"]}
-    assert changes == {key: values for key, values in seen.items() if key not in drawn}
+    changes = {one["key"]: (one["old"], one["new"]) for one in data["changes"]}
+    assert changes == {key: values for key, values in differences.items() if key not in drawn}
     assert changes["run.config.cooldown_time"][1] == 77
     assert changes["model.optimizer.kind"] == ("distro", "sparseloco")
     assert changes["model.optimizer.quantize_1bit"][1] is None
@@ -112,10 +112,10 @@ def test_unchanged_config_is_not_sent(configured: Shell, run_id: str, run_dir: P
             run_dir / "config.toml",
             *more,
         )
-        for asked in (line, (*line, "--dry-run")):
-            found = configured(*asked)
-            assert (found.data["changes"], found.data["signatures"]) == ([], []), asked
-            assert f"run {run_id} has these settings already: nothing is sent" in found.err
+        for command in (line, (*line, "--dry-run")):
+            outcome = configured(*command)
+            assert (outcome.data["changes"], outcome.data["signatures"]) == ([], []), command
+            assert f"run {run_id} has these settings already: nothing is sent" in outcome.err
 
 
 def test_changes_are_printed_before_sending(
@@ -123,9 +123,11 @@ def test_changes_are_printed_before_sending(
 ) -> None:
     line = ("update-config", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", run_id)
     for more in (("--dry-run",), ()):
-        said = invoke(*line, "--config-path", other(run_dir, tmp_path, cooldown_time="78"), *more)
-        assert said.code == 0
-        [row] = [row.split() for row in said.err.splitlines() if "cooldown_time" in row]
+        outcome = invoke(
+            *line, "--config-path", other(run_dir, tmp_path, cooldown_time="78"), *more
+        )
+        assert outcome.code == 0
+        [row] = [row.split() for row in outcome.err.splitlines() if "cooldown_time" in row]
         assert (row[0], row[2]) == ("run.config.cooldown_time", "78")
 
 
@@ -140,11 +142,11 @@ def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, run_di
         "--dry-run",
     )
     changes = {one["key"]: one["new"] for one in owner(*line).data["changes"]}
-    said = invoke(*line, "--rpc", owner.rpc, "-w", owner.wallet).err
-    shown = {row.split()[0] for row in said.splitlines() if row.startswith(("run.", "model."))}
-    assert shown < set(changes)
-    hidden = set(changes) - shown
-    (row,) = [row for row in said.splitlines() if row.startswith(f"and {len(hidden)} defaults: ")]
+    stderr = invoke(*line, "--rpc", owner.rpc, "-w", owner.wallet).err
+    names = {row.split()[0] for row in stderr.splitlines() if row.startswith(("run.", "model."))}
+    assert names < set(changes)
+    hidden = set(changes) - names
+    (row,) = [row for row in stderr.splitlines() if row.startswith(f"and {len(hidden)} defaults: ")]
     assert set(row.partition(": ")[2].split(", ")) == hidden
     left_out = {"min_round_time", "overlap", "weight_decay", "compression_topk_embeddings"}
     assert {key.split(".")[-1] for key in hidden} == left_out
@@ -155,7 +157,7 @@ def test_first_config_prints_nondefault_values(owner: Shell, run_id: str, run_di
         "model.tiers",
         "model.checkpoint.repo",
         "model.lr_schedule.base_lr",
-    } <= shown
+    } <= names
 
 
 def test_restart_step_change_prints_its_data(configured: Shell, run_id: str) -> None:

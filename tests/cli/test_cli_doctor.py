@@ -32,11 +32,11 @@ WITHOUT_NETWORK = ("unshare", "--user", "--map-root-user", "--net")
 
 
 def test_finding_that_is_ok_shows_its_advice_as_hint() -> None:
-    found = [
+    rows = [
         ("relay", findings.fine("none asked", "Name one")),
         ("disk", findings.broken("full", "Make room")),
     ]
-    assert findings.as_text(found).split("\n") == [
+    assert findings.as_text(rows).split("\n") == [
         "ok       relay: none asked",
         "         hint: Name one",
         "failure  disk: full",
@@ -47,11 +47,11 @@ def test_finding_that_is_ok_shows_its_advice_as_hint() -> None:
 def examined(*arguments: str | Path | int) -> tuple[int, dict[str, dict[str, Any]]]:
     """Return the exit code, and the findings by the names of their checks."""
     outcome = invoke("doctor", "--device", "cpu", *arguments, "--json")
-    found = json.loads(outcome.out)
-    checks = {one["check"]: one for one in found["checks"]}
-    assert len(checks) == len(found["checks"])
-    assert found["ok"] == (outcome.code == 0)
-    assert found["ok"] == all(one["status"] != "failure" for one in checks.values())
+    data = json.loads(outcome.out)
+    checks = {one["check"]: one for one in data["checks"]}
+    assert len(checks) == len(data["checks"])
+    assert data["ok"] == (outcome.code == 0)
+    assert data["ok"] == all(one["status"] != "failure" for one in checks.values())
     assert all(one["fix"] for one in checks.values() if one["status"] == "failure")
     return outcome.code, checks
 
@@ -146,9 +146,9 @@ def test_doctor_udp_without_interfaces_is_a_failure() -> None:
         "cpu",
         "--json",
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 1, done.stderr
-    (udp,) = [one for one in json.loads(done.stdout)["checks"] if one["check"] == "udp"]
+    completed = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 1, completed.stderr
+    (udp,) = [one for one in json.loads(completed.stdout)["checks"] if one["check"] == "udp"]
     assert "UDP is blocked" in udp["message"]
     assert "firewall" in udp["fix"]
 
@@ -177,10 +177,10 @@ async def test_doctor_relay_without_handshake_is_a_failure(
     server = await asyncio.start_server(answer, "127.0.0.1", 0)
     url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     subject = Subject("cpu", relay=url)
-    found = await machine_checks.relay(subject)
+    finding = await machine_checks.relay(subject)
     server.close()
-    assert found.status is Status.FAILURE
-    assert url in found.message
+    assert finding.status is Status.FAILURE
+    assert url in finding.message
 
 
 def test_doctor_real_relay_is_ok(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_doctor_without_relay_advises_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("chosen", "addresses", "named", "status", "word"),
+    ("chosen", "addresses", "is_named", "status", "word"),
     [
         ("n0", None, False, "warning", "--iroh-relay URL"),
         ("n0", None, True, "failure", "TCP port 443"),
@@ -212,13 +212,13 @@ def test_doctor_without_relay_advises_one() -> None:
     ],
 )
 def test_relay_view_of_addresses_names_how_peers_connect(
-    chosen: str, addresses: list[str] | None, named: bool, status: str, word: str
+    chosen: str, addresses: list[str] | None, is_named: bool, status: str, word: str
 ) -> None:
-    found = machine_checks.relay_finding(chosen, addresses, named=named)
-    assert (found.status, bool(found.fix)) == (status, bool(word))
-    assert word in found.fix
+    finding = machine_checks.relay_finding(chosen, addresses, is_named=is_named)
+    assert (finding.status, bool(finding.fix)) == (status, bool(word))
+    assert word in finding.fix
     if addresses and not word:
-        assert addresses[-1] in found.message
+        assert addresses[-1] in finding.message
 
 
 def test_doctor_missing_device_is_a_failure() -> None:
@@ -244,13 +244,13 @@ async def test_doctor_hub_token_is_checked(monkeypatch: pytest.MonkeyPatch) -> N
     port = runner.addresses[0][1]
     subject = Subject("cpu")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{port}")
-    told = {}
+    statuses = {}
     for token in ("good", "bad"):
         monkeypatch.setenv("HF_TOKEN", token)
-        told[token] = (await machine_checks.hub_token(subject)).status.value
+        statuses[token] = (await machine_checks.hub_token(subject)).status.value
     await runner.cleanup()
-    told["away"] = (await machine_checks.hub_token(subject)).status.value
-    assert told == {"good": "ok", "bad": "failure", "away": "warning"}
+    statuses["away"] = (await machine_checks.hub_token(subject)).status.value
+    assert statuses == {"good": "ok", "bad": "failure", "away": "warning"}
 
 
 def test_doctor_low_disk_space_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -259,14 +259,14 @@ def test_doctor_low_disk_space_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_doctor_unmet_package_requirements_are_failures(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = [
+    requirements = [
         "typer>=99",
         "no-such-package",
         "torch>=2.8",
         "nothing; extra == 'hf'",
         "solders<0.27,>=0.26",
     ]
-    monkeypatch.setattr(machine_checks, "requires", lambda _: asked)
+    monkeypatch.setattr(machine_checks, "requires", lambda _: requirements)
     code, checks = examined()
     assert code == 1
     assert "but >=99 is required; no-such-package is not installed" in checks["python"]["message"]

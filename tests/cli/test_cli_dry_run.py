@@ -61,15 +61,15 @@ def names_in(index: Index, name: str) -> set[str]:
     waiting = [identifier]
     while waiting:
         part = parts.pop(waiting.pop())
-        found = {
+        found_names = {
             alias.name
             for node in ast.walk(part)
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
         }
-        found |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
-        waiting += [one for one in found - names if one in parts]
-        names |= found
+        found_names |= {node.id for node in ast.walk(part) if isinstance(node, ast.Name)}
+        waiting += [one for one in found_names - names if one in parts]
+        names |= found_names
     return names
 
 
@@ -94,7 +94,7 @@ def created(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
 
 
 def configured(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
-    named = created(shell, run_id, run_dir)
+    run_options = created(shell, run_id, run_dir)
     text = (
         (run_dir / "config.toml")
         .read_text()
@@ -102,17 +102,17 @@ def configured(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
     )
     config = shell.wallet.with_name("config.toml")
     config.write_text(text)
-    assert shell("update-config", *named, "--config-path", config).code == 0
-    return named
+    assert shell("update-config", *run_options, "--config-path", config).code == 0
+    return run_options
 
 
 def left(shell: Shell, run_id: str, run_dir: Path) -> tuple[Any, ...]:
     """Return a wallet that has joined a run and left it."""
-    named = configured(shell, run_id, run_dir)
-    assert shell("set-paused", *named, "resume").code == 0
+    run_options = configured(shell, run_id, run_dir)
+    assert shell("set-paused", *run_options, "resume").code == 0
     asyncio.run(join(shell, run_id, 0))
     asyncio.run(leave(shell, run_id))
-    return named
+    return run_options
 
 
 def stranger(shell: Shell) -> Path:
@@ -167,11 +167,11 @@ ELSEWHERE = {"checkpoint", "rewind", "reopen", "deploy", "tick", "train"}
 
 
 def lamports(shell: Shell) -> int:
-    async def asked() -> int:
+    async def request() -> int:
         async with RpcPool([endpoint(shell.rpc)]) as pool:
             return await balance(pool, load_wallet(shell.wallet).pubkey)
 
-    return asyncio.run(asked())
+    return asyncio.run(request())
 
 
 async def airdrop(shell: Shell) -> None:
@@ -193,20 +193,20 @@ def test_dry_run_predicts_costs_to_the_lamport(
     line = LINES[name](owner, run_id, run_dir)
     before = lamports(owner)
     slots = invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out
-    found = owner(name, *line, "--dry-run").data
+    data = owner(name, *line, "--dry-run").data
     assert (
         lamports(owner),
         invoke("json-dump-run", "--rpc", owner.rpc, "--run-id", run_id).out,
     ) == (before, slots)
-    assert found["dry_run"] is True
-    assert found["refusal"] is None
-    assert found["transactions"][0]["outcome"] == "accepted"
-    assert {one["outcome"] for one in found["transactions"]} <= {"accepted", "open"}
-    assert found["total_lamports"] == found["rent_lamports"] + found["fees_lamports"]
-    assert found["rent_lamports"] == sum(one["rent_lamports"] for one in found["accounts"])
-    done = owner(name, *line)
-    assert done.code == 0, done.err
-    assert before - lamports(owner) == found["total_lamports"] - found["returned_lamports"]
+    assert data["dry_run"] is True
+    assert data["refusal"] is None
+    assert data["transactions"][0]["outcome"] == "accepted"
+    assert {one["outcome"] for one in data["transactions"]} <= {"accepted", "open"}
+    assert data["total_lamports"] == data["rent_lamports"] + data["fees_lamports"]
+    assert data["rent_lamports"] == sum(one["rent_lamports"] for one in data["accounts"])
+    outcome = owner(name, *line)
+    assert outcome.code == 0, outcome.err
+    assert before - lamports(owner) == data["total_lamports"] - data["returned_lamports"]
 
 
 def test_dry_run_commands_all_have_a_test() -> None:
@@ -215,15 +215,15 @@ def test_dry_run_commands_all_have_a_test() -> None:
 
 def test_dry_run_names_instructions_and_accounts(owner: Shell, run_id: str) -> None:
     line = ("create-run", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
-    said = invoke(*line)
-    assert said.code == 0, said.err
+    outcome = invoke(*line)
+    assert outcome.code == 0, outcome.err
     for words in (
         "nothing was sent",
         "coordinator.init_run",
         "coordinator.grow x ",
         "authorizer.create",
     ):
-        assert words in said.out
+        assert words in outcome.out
     data = invoke(*line, "--json").data
     calls = [call for one in data["transactions"] for call in one["instructions"]]
     assert calls[0] == "coordinator.init_run"
@@ -254,16 +254,16 @@ def test_dry_run_of_empty_wallet_requests_no_funds(owner: Shell, run_id: str) ->
 
 
 def test_dry_run_refusal_has_fix_and_exit_code(owner: Shell, run_id: str, run_dir: Path) -> None:
-    named = created(owner, run_id, run_dir)
-    refused = owner("set-paused", *named, "resume", "--dry-run")
-    assert refused.error["code"] == owner("set-paused", *named, "resume").error["code"]
+    run_options = created(owner, run_id, run_dir)
+    refused = owner("set-paused", *run_options, "resume", "--dry-run")
+    assert refused.error["code"] == owner("set-paused", *run_options, "resume").error["code"]
     assert f"update-config --run-id {run_id}" in refused.error["fix"]
-    shown = json.loads(refused.out)
-    assert shown["refusal"]["fix"] == refused.error["fix"]
-    assert [one["outcome"] for one in shown["transactions"]] == ["refused"]
+    data = json.loads(refused.out)
+    assert data["refusal"]["fix"] == refused.error["fix"]
+    assert [one["outcome"] for one in data["transactions"]] == ["refused"]
     assert (
         "refused by the simulation"
-        in person(owner, "set-paused", *named, "resume", "--dry-run").out
+        in person(owner, "set-paused", *run_options, "resume", "--dry-run").out
     )
 
 
@@ -274,9 +274,9 @@ def person(shell: Shell, name: str, *line: Any) -> Outcome:
 
 def test_dry_run_of_early_tick_ends(owner: Shell, run_id: str, run_dir: Path) -> None:
     """The dry run of tick does not loop."""
-    named = configured(owner, run_id, run_dir)
-    assert owner("set-paused", *named, "resume").code == 0
-    assert owner("tick", *named, "--dry-run").error["code"] == "nothing-to-tick"
+    run_options = configured(owner, run_id, run_dir)
+    assert owner("set-paused", *run_options, "resume").code == 0
+    assert owner("tick", *run_options, "--dry-run").error["code"] == "nothing-to-tick"
 
 
 def test_dry_run_without_transaction_sends_nothing(owner: Shell) -> None:

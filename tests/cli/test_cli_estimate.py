@@ -33,11 +33,11 @@ from rules import builders
 
 
 def estimated(path: Path, *more: str | int) -> dict[str, Any]:
-    found: dict[str, Any] = invoke("estimate", "--config-path", path, *more, "--json").data
-    return found
+    data: dict[str, Any] = invoke("estimate", "--config-path", path, *more, "--json").data
+    return data
 
 
-async def held(rpc: str, key: Pubkey, *, at_least: int = 0) -> int:
+async def balance_of(rpc: str, key: Pubkey, *, at_least: int = 0) -> int:
     """Return a wallet's balance, after an airdrop if requested."""
     async with RpcPool([endpoint(rpc)]) as pool, asyncio.timeout(20):
         if at_least:
@@ -65,33 +65,33 @@ def test_estimate_equals_actual_costs(
     path = quick_config(run_dir, tmp_path)
     key = Pubkey.from_string(invoke("show-identity", "-w", owner.wallet, "--json").data["wallet"])
     member = create_wallet(tmp_path / "member.json")
-    found = estimated(path)
-    assert found["members"] == 1
+    data = estimated(path)
+    assert data["members"] == 1
 
-    before = asyncio.run(held(owner.rpc, key, at_least=5 * 10**9))
+    before = asyncio.run(balance_of(owner.rpc, key, at_least=5 * 10**9))
     assert owner("create-run", "--run-id", run_id).code == 0
     assert owner("update-config", "--run-id", run_id, "--config-path", path).code == 0
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    spent = before - asyncio.run(held(owner.rpc, key))
-    assert spent == pytest.approx(found["owner"]["lamports"], rel=0.1)
-    assert spent <= found["owner"]["lamports"]
-    assert spent - found["owner"]["rent"] > 0  # rents are exact, so the difference is fees
+    spent = before - asyncio.run(balance_of(owner.rpc, key))
+    assert spent == pytest.approx(data["owner"]["lamports"], rel=0.1)
+    assert spent <= data["owner"]["lamports"]
+    assert spent - data["owner"]["rent"] > 0  # rents are exact, so the difference is fees
 
-    before = asyncio.run(held(owner.rpc, member.pubkey, at_least=10**9))
+    before = asyncio.run(balance_of(owner.rpc, member.pubkey, at_least=10**9))
     asyncio.run(join(owner.rpc, member, run_id))
-    joined = before - asyncio.run(held(owner.rpc, member.pubkey))
-    assert joined == pytest.approx(found["member"]["rent"] + found["member"]["join_fee"], rel=0.1)
+    joined = before - asyncio.run(balance_of(owner.rpc, member.pubkey))
+    assert joined == pytest.approx(data["member"]["rent"] + data["member"]["join_fee"], rel=0.1)
     assert spent + joined == pytest.approx(
-        found["lamports"] - found["member"]["fees_until_the_end"], rel=0.1
+        data["lamports"] - data["member"]["fees_until_the_end"], rel=0.1
     )
 
 
 def test_estimate_bytes_equal_result_size(run_dir: Path) -> None:
-    found = estimated(run_dir / "config.toml")
+    data = estimated(run_dir / "config.toml")
     config = load_config(run_dir / "config.toml")
     schema = shape_of(config).schema
     tokens = torch.randint(schema.state.config.vocab_size, (2, config.llm.max_seq_len))
-    for tier, sent in enumerate(found["bytes_per_round"]):
+    for tier, sent in enumerate(data["bytes_per_round"]):
         replica = Replica(
             schema,
             schema.state.config,
@@ -103,7 +103,7 @@ def test_estimate_bytes_equal_result_size(run_dir: Path) -> None:
         )
         trained = replica.train(tokens, 1e-3, 1e-3, threading.Event())
         assert sum(map(len, trained.payloads.values())) == pytest.approx(sent, rel=0.1)
-    assert found["memory_bytes"] == sorted(found["memory_bytes"], reverse=True)
+    assert data["memory_bytes"] == sorted(data["memory_bytes"], reverse=True)
 
 
 def test_estimate_states_what_audits_cost(run_dir: Path, tmp_path: Path) -> None:
@@ -130,22 +130,22 @@ def test_owner_page_quotes_the_estimate_of_its_example(
     ]
     init, estimate = commands[:2]
     assert invoke(*init).code == 0
-    shown = invoke(*estimate).out
+    text = invoke(*estimate).out
     for start in ("SOL in all", "by tier"):
         (quoted,) = (line for line in page.splitlines() if line.startswith(start))
-        assert quoted.removesuffix(" …") in shown
+        assert quoted.removesuffix(" …") in text
 
 
 def test_estimate_has_tokens_time_and_members(run_dir: Path, tmp_path: Path) -> None:
     """12 sequences of 64 in each of 48 steps, three epochs of 16 rounds of 21 s, each with 75 s
     around it.
     """
-    found = estimated(run_dir / "config.toml")
-    assert found["tokens"] == 12 * 64 * 48
-    assert found["seconds_per_round_at_most"] == 21
-    assert found["seconds_at_most"] == 48 * 21 + 3 * 75
+    data = estimated(run_dir / "config.toml")
+    assert data["tokens"] == 12 * 64 * 48
+    assert data["seconds_per_round_at_most"] == 21
+    assert data["seconds_at_most"] == 48 * 21 + 3 * 75
     more = estimated(run_dir / "config.toml", "--members", 30)
-    assert more["lamports"] - found["lamports"] == 27 * found["member"]["lamports"]
+    assert more["lamports"] - data["lamports"] == 27 * data["member"]["lamports"]
     text = (run_dir / "config.toml").read_text()
     (tmp_path / "grows.toml").write_text(
         text.replace(
@@ -154,14 +154,14 @@ def test_estimate_has_tokens_time_and_members(run_dir: Path, tmp_path: Path) -> 
         )
     )
     grown = estimated(tmp_path / "grows.toml")
-    assert found["tokens"] < grown["tokens"] < 2 * found["tokens"]
-    shown = invoke("estimate", "--config", run_dir / "config.toml").out
-    assert "21 minutes at most, in rounds of 21 s at most" in shown
-    assert "SOL in all" in shown
-    assert f"{found['tokens']:,} in 48 steps" in shown
-    for members, said in ((1, "with 1 member, of which"), (2, "with 2 members, of which")):
+    assert data["tokens"] < grown["tokens"] < 2 * data["tokens"]
+    output = invoke("estimate", "--config", run_dir / "config.toml").out
+    assert "21 minutes at most, in rounds of 21 s at most" in output
+    assert "SOL in all" in output
+    assert f"{data['tokens']:,} in 48 steps" in output
+    for members, words in ((1, "with 1 member, of which"), (2, "with 2 members, of which")):
         assert (
-            said
+            words
             in invoke(
                 "estimate", "--config-path", run_dir / "config.toml", "--members", members
             ).out
@@ -205,9 +205,9 @@ def test_estimate_with_device_contains_measured_speed(run_dir: Path) -> None:
         assert 0 < one["seconds"] <= 48 * one["seconds_per_round"]
         assert f"benchmarking tier {one['tier']}: about 10 s once the model is made" in outcome.err
     assert "here" not in estimated(run_dir / "config.toml")
-    shown = invoke("estimate", "--config", run_dir / "config.toml", "--device", "cpu").out
-    assert "like this machine" in shown
-    assert "sequences a minute need" in shown
+    text = invoke("estimate", "--config", run_dir / "config.toml", "--device", "cpu").out
+    assert "like this machine" in text
+    assert "sequences a minute need" in text
     refused = invoke(
         "estimate", "--config", run_dir / "config.toml", "--device", "cuda:0,1", "--json"
     )

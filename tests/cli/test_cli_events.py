@@ -78,10 +78,10 @@ def test_events_replay_covers_all_events(event_directories: Path) -> None:
 
 
 def test_events_of_chosen_kinds_are_shown(event_directories: Path) -> None:
-    shown = invoke("events", event_directories, "--kind", "fetch_failed")
-    assert len(shown.out.splitlines()) == 14
-    assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in shown.out
-    assert "\x1b" not in shown.out
+    outcome = invoke("events", event_directories, "--kind", "fetch_failed")
+    assert len(outcome.out.splitlines()) == 14
+    assert "fetch_failed: height 1, seat 2, why =1+1�[2J" in outcome.out
+    assert "\x1b" not in outcome.out
     refused = invoke("events", event_directories, "--kind", "trained,nonsense", "--json")
     assert "--kind nonsense is not a kind of event" in refused.mistake["error"]
     assert "trained" in refused.mistake["fix"]
@@ -155,10 +155,10 @@ def test_events_invalid_lines_are_skipped_with_warning(event_directories: Path) 
     path = sorted(event_directories.rglob("*.jsonl"))[-1]
     with path.open("a") as file:
         file.write('not an event\n{"at":"2026')
-    shown = invoke("events", event_directories)
-    assert shown.code == 0
-    assert "skipped the incomplete last line of " in shown.err
-    assert "which this version cannot read" in shown.err
+    outcome = invoke("events", event_directories)
+    assert outcome.code == 0
+    assert "skipped the incomplete last line of " in outcome.err
+    assert "which this version cannot read" in outcome.err
 
 
 def test_export_of_file_without_events_is_refused(tmp_path: Path) -> None:
@@ -217,14 +217,14 @@ def test_failed_export_keeps_existing_file(event_directories: Path, tmp_path: Pa
 
 
 def test_events_with_closed_output_pipe_is_not_an_error(event_directories: Path) -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         ["bash", "-c", f"set -o pipefail; {CONSOLE} events {event_directories} | head -1"],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.count("\n") == 1
+    assert (completed.returncode, completed.stderr) == (0, "")
+    assert completed.stdout.count("\n") == 1
 
 
 def test_events_follow_shows_last_and_new_events(event_directories: Path) -> None:
@@ -244,11 +244,11 @@ def test_events_follow_shows_last_and_new_events(event_directories: Path) -> Non
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None
-        seen = [json.loads(process.stdout.readline()) for _ in range(3)]
-        assert [(line["member_tier"], line["step"]) for line in seen] == [(1, 6), (0, 7), (1, 7)]
+        events = [json.loads(process.stdout.readline()) for _ in range(3)]
+        assert [(line["member_tier"], line["step"]) for line in events] == [(1, 6), (0, 7), (1, 7)]
         Writer(event_directories / "member-2", 2).train(8, 9)
-        seen = [json.loads(process.stdout.readline()) for _ in range(2)]
-        assert [(line["member_tier"], line["step"]) for line in seen] == [(2, 8), (2, 9)]
+        events = [json.loads(process.stdout.readline()) for _ in range(2)]
+        assert [(line["member_tier"], line["step"]) for line in events] == [(2, 8), (2, 9)]
         process.send_signal(signal.SIGINT)
         assert process.wait(30) == 0
         assert process.stdout.read() == ""
@@ -260,8 +260,8 @@ def test_plot_reports_drawn_losses(event_directories: Path, tmp_path: Path) -> N
     assert drawn["loss_by_tier"] == {"0": 4.3, "1": 4.3}
     assert (drawn["run_id"], drawn["steps"], drawn["epochs"]) == ("demo", 7, 2)
     assert "<svg" in out.read_text()
-    shown = invoke("plot", event_directories, "--out", tmp_path / "loss.png")
-    assert "tier 1: 4.3000" in shown.out
+    outcome = invoke("plot", event_directories, "--out", tmp_path / "loss.png")
+    assert "tier 1: 4.3000" in outcome.out
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -293,9 +293,9 @@ def test_plot_of_local_trainings_overlays_them_by_name(tmp_path: Path) -> None:
         ("sparseloco", 3, 3.0),
     ]
     assert drawn["trainings"][0]["held_out_by_tier"] == {"0": 3.5}
-    shown = svg.read_text()
+    picture = svg.read_text()
     assert all(
-        f"<!-- {name} -->" in shown
+        f"<!-- {name} -->" in picture
         for name in ("adamw", "sparseloco", "sparseloco, held out, tier 0")
     )
     for _ in range(2):  # an earlier file of its own is replaced
@@ -424,7 +424,7 @@ def test_export_without_format_uses_file_ending(
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    ("options", "names"),
     [
         (("--follow", "--out", "all.csv"), ("--follow", "--out")),
         (("--follow", "--speed", "2"), ("--follow", "--speed")),
@@ -432,15 +432,15 @@ def test_export_without_format_uses_file_ending(
     ],
 )
 def test_events_with_contradicting_options_is_refused(
-    event_directories: Path, options: tuple[str, ...], named: tuple[str, str]
+    event_directories: Path, options: tuple[str, ...], names: tuple[str, str]
 ) -> None:
     refused = invoke("events", event_directories, *options, "--json").mistake
-    assert refused["error"] == f"{named[0]} and {named[1]} contradict each other"
+    assert refused["error"] == f"{names[0]} and {names[1]} contradict each other"
 
 
 def test_events_lines_without_follow_are_the_last_ones(event_directories: Path) -> None:
-    shown = invoke("events", event_directories, "--kind", "trained", "--lines", "2", "--json")
-    assert [json.loads(line)["step"] for line in shown.out.splitlines()] == [7, 7]
+    outcome = invoke("events", event_directories, "--kind", "trained", "--lines", "2", "--json")
+    assert [json.loads(line)["step"] for line in outcome.out.splitlines()] == [7, 7]
 
 
 @pytest.mark.parametrize(("ending", "flag"), [("csv", "--jsonl"), ("jsonl", "--csv")])

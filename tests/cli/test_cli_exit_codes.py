@@ -92,9 +92,9 @@ def test_error_exits_2_only_for_usage_and_changes_nothing(
 ) -> None:
     monkeypatch.chdir(place)
     before = everything_in(place)
-    done = invoke_ending(*line.split(), "--json", script=script.app)
-    assert done.code == code, done.err
-    assert (done.error_json["code"] == "usage") is (code == 2)
+    outcome = invoke_ending(*line.split(), "--json", script=script.app)
+    assert outcome.code == code, outcome.err
+    assert (outcome.error_json["code"] == "usage") is (code == 2)
     assert everything_in(place) == before
 
 

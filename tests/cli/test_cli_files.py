@@ -23,7 +23,7 @@ def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> Non
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
 
     with (tmp_path / "schema.json").open("w") as file:
-        done = subprocess.run(
+        completed = subprocess.run(
             [CONSOLE, "config", "schema"],
             stdout=file,
             stderr=subprocess.PIPE,
@@ -34,8 +34,8 @@ def test_output_cut_by_full_disk_exits_1(tmp_path: Path, unbuffered: str) -> Non
             preexec_fn=limit,
             check=False,
         )
-    assert done.returncode == 1
-    assert "cannot write the output: File too large" in done.stderr
+    assert completed.returncode == 1
+    assert "cannot write the output: File too large" in completed.stderr
 
 
 def test_unreadable_file_is_permission_denied(

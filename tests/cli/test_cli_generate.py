@@ -34,9 +34,9 @@ def test_generate_with_draft_equals_without_in_fewer_passes(run_dir: Path) -> No
 
 
 def test_generate_text_has_prompt_and_continuation(run_dir: Path) -> None:
-    shown = invoke("generate", "--model", run_dir / "model", *SAID, "--tier", 2)
-    assert (shown.code, shown.err) == (0, "")
-    assert shown.out.startswith("def ")
+    outcome = invoke("generate", "--model", run_dir / "model", *SAID, "--tier", 2)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith("def ")
 
 
 @pytest.mark.parametrize(

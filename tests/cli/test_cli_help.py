@@ -20,12 +20,12 @@ from cli.conftest import ROOT
 
 def test_help_of_every_command_has_example_and_json() -> None:
     for name in INDEX:
-        shown = invoke(*name.split(), "--help")
-        assert shown.code == 0, name
-        text = "\n".join(line.rstrip() for line in shown.out.splitlines())
+        outcome = invoke(*name.split(), "--help")
+        assert outcome.code == 0, name
+        text = "\n".join(line.rstrip() for line in outcome.out.splitlines())
         # unwrapped, so that it can be copied
         assert f"  Example:\n    {SOLANA.find(name).example}" in text
-        assert "--json" in shown.out, name
+        assert "--json" in outcome.out, name
 
 
 @pytest.mark.parametrize("words", ["train --help", "--version"])
@@ -33,11 +33,14 @@ def test_help_with_closed_or_full_output_is_silent(words: str) -> None:
     line = [sys.executable, "-m", "aftermath", *words.split()]
     assert unread(line).stderr == ""
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(line, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        completed = subprocess.run(
+            line, stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
     assert (
-        done.stderr.partition("\n")[0] == "error: cannot write the output: No space left on device"
+        completed.stderr.partition("\n")[0]
+        == "error: cannot write the output: No space left on device"
     )
-    assert "unexpected" not in done.stderr
+    assert "unexpected" not in completed.stderr
 
 
 def test_version_equals_package_version() -> None:
@@ -63,11 +66,11 @@ def test_index_summary_equals_command_help() -> None:
 
 def test_help_of_first_word_lists_its_commands() -> None:
     for words in (("model",), ("model", "--help"), ("help", "model")):
-        shown = invoke(*words).out
-        assert "model merge" in shown
-        assert "predownload" not in shown
-        assert "The commands of aftermath-solana that begin with model." in " ".join(shown.split())
-        assert "--install-completion" not in shown
+        text = invoke(*words).out
+        assert "model merge" in text
+        assert "predownload" not in text
+        assert "The commands of aftermath-solana that begin with model." in " ".join(text.split())
+        assert "--install-completion" not in text
 
 
 def test_shared_options_are_explained_once() -> None:
@@ -86,9 +89,9 @@ def test_help_examples_parse(name: str) -> None:
     """Every example is a valid command line of its command."""
     loaded = load(name)
     words = shlex.split(SOLANA.find(name).example)
-    named = name.split()
-    assert words[: 1 + len(named)] == ["aftermath-solana", *named]
-    loaded.make_context(name, words[1 + len(named) :])
+    command_words = name.split()
+    assert words[: 1 + len(command_words)] == ["aftermath-solana", *command_words]
+    loaded.make_context(name, words[1 + len(command_words) :])
 
 
 def test_commands_page_is_current() -> None:
@@ -122,10 +125,10 @@ for name in ("", *INDEX):
     found = [heavy for heavy in {HEAVY!r} if heavy in sys.modules and (heavy != "rich" or not name)]
     assert not found, (name, found)
 """
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
@@ -171,7 +174,7 @@ def test_train_options_cover_settings_without_secrets() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--keep-steps", "0"], "--keep-steps"),
         (["--matformer-tier", "9"], "--matformer-tier"),
@@ -179,7 +182,7 @@ def test_train_options_cover_settings_without_secrets() -> None:
         (["--micro-batch-size", "many"], "--micro-batch-size"),
     ],
 )
-def test_train_refuses_values_out_of_range(arguments: list[str], said: str) -> None:
+def test_train_refuses_values_out_of_range(arguments: list[str], message: str) -> None:
     refused = invoke("train", "--run-id", "demo", *arguments)
     assert refused.code == 2
-    assert said in refused.err
+    assert message in refused.err

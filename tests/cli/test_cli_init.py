@@ -38,11 +38,11 @@ def written(*options: str | Path | int) -> RunConfig:
     """Return the config that `init` writes with these options, after `config validate` accepted
     it.
     """
-    said = invoke("init", "--out", "run.toml", *options, "--json").data
-    assert said["file"] == "run.toml"
-    found = invoke("config", "validate", "run.toml", "--json").data
-    assert (found["ok"], found["mistakes"]) == (True, [])
-    assert [one for one in said["warnings"] if one not in found["warnings"]] == []
+    init_data = invoke("init", "--out", "run.toml", *options, "--json").data
+    assert init_data["file"] == "run.toml"
+    validation = invoke("config", "validate", "run.toml", "--json").data
+    assert (validation["ok"], validation["mistakes"]) == (True, [])
+    assert [one for one in init_data["warnings"] if one not in validation["warnings"]] == []
     return load_config(Path("run.toml"))
 
 
@@ -168,16 +168,16 @@ def test_update_config_accepts_init_output(
     config = written(
         "--preset", "llama-1m", "--data-path", run_dir / "tokens", "--members", 2, "--steps", 30
     )
-    made = invoke("run-files", "run.toml", "--json")
+    outcome = invoke("run-files", "run.toml", "--json")
     assert config.llm.checkpoint.Local is not None
-    assert made.data == {"made": [config.llm.checkpoint.Local.path]}
+    assert outcome.data == {"made": [config.llm.checkpoint.Local.path]}
     again = invoke("run-files", "run.toml")
     assert (again.code, again.out) == (0, "nothing to make: the model and the tokens exist\n")
     assert (tmp_path / config.llm.checkpoint.Local.path / "config.json").is_file()
     assert invoke("config", "validate", "run.toml", "--json").data["not_looked_at"] == []
     assert owner("create-run", "--run-id", run_id).code == 0
-    said = owner("update-config", "--run-id", run_id, "--config-path", "run.toml").data
-    assert (said["total_steps"], said["tiers"], said["warnings"]) == (30, [512, 256, 128], [])
+    data = owner("update-config", "--run-id", run_id, "--config-path", "run.toml").data
+    assert (data["total_steps"], data["tiers"], data["warnings"]) == (30, [512, 256, 128], [])
 
 
 def test_run_files_without_config_names_existing_ones() -> None:
@@ -202,8 +202,8 @@ def test_init_next_steps_lead_to_training_run(
     """Run each printed line as it is, except the first one, which starts the network."""
     monkeypatch.setenv("RPC", rpc)
     options = ("--preset", "llama-1m", "--data-path", run_dir / "tokens", "--steps", 20)
-    said = invoke("init", "--out", "my first.toml", *options).out
-    steps = said.partition("next steps, the first in a terminal of its own:\n")[2].splitlines()
+    output = invoke("init", "--out", "my first.toml", *options).out
+    steps = output.partition("next steps, the first in a terminal of its own:\n")[2].splitlines()
     lines = [
         line.strip() for line in steps[: steps.index("or everything at once on this machine:")]
     ]
@@ -220,19 +220,19 @@ def test_init_next_steps_lead_to_training_run(
     for line in lines[2:-1]:
         program, *words = shlex.split(line)
         assert program == "aftermath-solana"
-        done = invoke(*words)
-        assert done.code == 0, (line, done.err)
-    shown = invoke("show-run", "--run-id", "my first", "--json").data
-    assert shown["state"] == "waiting_for_members"
+        outcome = invoke(*words)
+        assert outcome.code == 0, (line, outcome.err)
+    data = invoke("show-run", "--run-id", "my first", "--json").data
+    assert data["state"] == "waiting_for_members"
     words = shlex.split(lines[-1])[1:]
     assert SOLANA.load("train").make_context("train", words[1:]).params["run_id"] == "my first"
 
 
 def test_init_with_existing_wallet_does_not_create_one(tmp_path: Path) -> None:
     Path("owner.json").write_text("mine")
-    said = invoke("init", "--out", "run.toml", "--members", 3)
-    assert "show-identity" not in said.out
-    assert "run by 3 members, each with a wallet of its own" in said.out
+    outcome = invoke("init", "--out", "run.toml", "--members", 3)
+    assert "show-identity" not in outcome.out
+    assert "run by 3 members, each with a wallet of its own" in outcome.out
     for name in ("x" * 40, "a\tb"):  # not run ids
         assert "--run-id RUN" in invoke("init", "--out", f"{name}.toml").out
 
@@ -243,9 +243,9 @@ def test_quiet_init_prints_no_next_steps() -> None:
 
 
 def test_init_names_server_command() -> None:
-    said = invoke("init", "--out", "mine.toml").out
+    output = invoke("init", "--out", "mine.toml").out
     server = "  aftermath-centralized server run --run-id mine --state mine.toml"
-    assert f"{server} -s 20000 --save-state-dir runs/server\n" in said
+    assert f"{server} -s 20000 --save-state-dir runs/server\n" in output
 
 
 def test_init_warns_only_about_chosen_values() -> None:
@@ -257,8 +257,8 @@ def test_init_warns_only_about_chosen_values() -> None:
     )
     # describes how to make its model
     shutil.copy((SHIPPED / RECIPE).with_suffix(".files.toml"), "recipe.files.toml")
-    said = invoke("init", "--out", "run.toml", "--recipe", "recipe.toml")
-    assert "warning" not in said.err
+    outcome = invoke("init", "--out", "run.toml", "--recipe", "recipe.toml")
+    assert "warning" not in outcome.err
     warned = invoke("config", "validate", "run.toml", "--json").data["warnings"]
     assert [one["code"] for one in warned] == ["large-results"]
     other = invoke("init", "--out", "y.toml", "--recipe", "recipe.toml", "--preset", "llama-20m")
@@ -280,12 +280,12 @@ def test_init_with_existing_output_is_refused() -> None:
 
 
 def test_init_to_standard_output_uses_default_file_paths() -> None:
-    said = invoke("init", "--out", "-")
-    assert said.code == 0
-    assert "runs/run/" in said.out
-    assert "-.files.toml" not in said.out
-    assert "runs/-" not in said.out
-    assert "init --out FILE also writes the recipe file" in said.out
+    outcome = invoke("init", "--out", "-")
+    assert outcome.code == 0
+    assert "runs/run/" in outcome.out
+    assert "-.files.toml" not in outcome.out
+    assert "runs/-" not in outcome.out
+    assert "init --out FILE also writes the recipe file" in outcome.out
     refused = invoke("init", "--out", "-", "--json")
     assert (refused.code, refused.out) == (2, "")
     assert not list(Path().iterdir())
@@ -338,16 +338,16 @@ def test_init_recipe_may_be_own_config() -> None:
 
 def test_init_asks_for_missing_options() -> None:
     answers = ["?", "demo", "huge", "?", "llama-1m", "12", "2", "distro", "", "400", ""]
-    done = invoke_typing("\n".join(answers) + "\n", "init", "--out", "run.toml")
-    err = done.err
-    assert done.code == 0, err
-    assert "wrote run.toml" in done.out
+    outcome = invoke_typing("\n".join(answers) + "\n", "init", "--out", "run.toml")
+    err = outcome.err
+    assert outcome.code == 0, err
+    assert "wrote run.toml" in outcome.out
     assert "'huge' is not a valid choice" in err
     assert "'12' is not a whole number from 1 to 8" in err
     assert "one of consilience-match" in err
     assert err.count("one of llama-1m, ") == 2  # once for the invalid answer, once for ?
-    asked = re.findall(r"([A-Z][a-z ]+) \[", err)
-    assert set(asked) == {
+    questions = re.findall(r"([A-Z][a-z ]+) \[", err)
+    assert set(questions) == {
         "Recipe",
         "Model",
         "Tiers",
@@ -379,17 +379,17 @@ def test_init_with_all_options_or_script_does_not_ask() -> None:
         "--members",
         "3",
     ]
-    done = invoke_typing(
+    outcome = invoke_typing(
         "", "init", "--out", "run.toml", *options, "--steps", 100, "--data-path", "tokens"
     )
-    assert done.code == 0, done.err
-    assert "[" not in done.err  # the default answer
+    assert outcome.code == 0, outcome.err
+    assert "[" not in outcome.err  # the default answer
     assert "[" not in invoke("init", "--out", "x.toml").err
 
 
 def test_init_with_end_of_input_writes_nothing() -> None:
-    done = invoke_typing("demo\n", "init", "--out", "run.toml")
-    assert (done.code, "wrote" in done.out) == (130, False)
+    outcome = invoke_typing("demo\n", "init", "--out", "run.toml")
+    assert (outcome.code, "wrote" in outcome.out) == (130, False)
     assert list(Path().iterdir()) == []
 
 

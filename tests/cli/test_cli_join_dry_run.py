@@ -38,27 +38,27 @@ def test_join_dry_run_predicts_cost_and_refund_to_the_lamport(
     bonded: Shell, run_id: str, tmp_path: Path
 ) -> None:
     before = lamports(bonded)
-    kept = dump(bonded, run_id)
+    dump_before = dump(bonded, run_id)
     never = tmp_path / "never"
-    found = dry(
+    data = dry(
         bonded, run_id, "--max-bond", BOND, "--checkpoint-dir", never, "--events-dir", never
     ).data
-    assert (lamports(bonded), dump(bonded, run_id), never.exists()) == (before, kept, False)
-    assert (found["dry_run"], found["refusal"], found["run_id"], found["tier"]) == (
+    assert (lamports(bonded), dump(bonded, run_id), never.exists()) == (before, dump_before, False)
+    assert (data["dry_run"], data["refusal"], data["run_id"], data["tier"]) == (
         True,
         None,
         run_id,
         0,
     )
-    (sent,) = found["transactions"]
+    (sent,) = data["transactions"]
     assert (sent["outcome"], sent["instructions"]) == (
         "accepted",
         ["coordinator.enroll", "coordinator.join_run"],
     )
-    assert [one["rent_lamports"] for one in found["accounts"]] == [minimum_balance(168)]
-    assert found["bond_lamports"] == BOND
+    assert [one["rent_lamports"] for one in data["accounts"]] == [minimum_balance(168)]
+    assert data["bond_lamports"] == BOND
     asyncio.run(join(bonded, run_id, BOND))
-    assert before - lamports(bonded) == found["total_lamports"]
+    assert before - lamports(bonded) == data["total_lamports"]
     again = dry(bonded, run_id, "--max-bond", BOND).data
     assert (again["total_lamports"], again["bond_lamports"], again["accounts"]) == (
         again["fees_lamports"],
@@ -67,7 +67,7 @@ def test_join_dry_run_predicts_cost_and_refund_to_the_lamport(
     )
     asyncio.run(leave(bonded, run_id))
     back = bonded("withdraw", "--run-id", run_id).data["lamports_returned"]
-    assert back + FEE == found["withdrawable_lamports"]
+    assert back + FEE == data["withdrawable_lamports"]
 
 
 def test_join_dry_run_text_lists_costs_and_exclusions(bonded: Shell, run_id: str) -> None:
@@ -83,9 +83,9 @@ def test_join_dry_run_text_lists_costs_and_exclusions(bonded: Shell, run_id: str
         "--max-bond",
         BOND,
     )
-    said = invoke(*line, "--dry-run")
-    assert said.code == 0, said.err
-    text = " ".join(said.out.split())
+    outcome = invoke(*line, "--dry-run")
+    assert outcome.code == 0, outcome.err
+    text = " ".join(outcome.out.split())
     for words in (
         "nothing was sent",
         "of rent, 0.02 SOL of bond",
@@ -93,26 +93,26 @@ def test_join_dry_run_text_lists_costs_and_exclusions(bonded: Shell, run_id: str
         "on top a fee for each transaction",
     ):
         assert words in text
-    assert "next:" not in said.err
+    assert "next:" not in outcome.err
 
 
 def test_join_dry_run_of_empty_wallet_requests_no_funds(bonded: Shell, run_id: str) -> None:
     create_wallet(bonded.wallet.with_name("poor.json"))
     poor = Shell(bonded.rpc, bonded.wallet.with_name("poor.json"))
-    found = dry(poor, run_id, "--max-bond", BOND).data
-    assert (found["held_lamports"], found["transactions"][0]["outcome"], lamports(poor)) == (
+    data = dry(poor, run_id, "--max-bond", BOND).data
+    assert (data["held_lamports"], data["transactions"][0]["outcome"], lamports(poor)) == (
         0,
         "open",
         0,
     )
-    assert found["needed_lamports"] > found["total_lamports"] > BOND
+    assert data["needed_lamports"] > data["total_lamports"] > BOND
     elsewhere = dry(poor, run_id, "--max-bond", BOND, *FAR)
     assert elsewhere.error["code"] == "insufficient-funds"
     assert lamports(poor) == 0
 
 
 @pytest.mark.parametrize(
-    ("done", "more"),
+    ("earlier_command", "more"),
     [
         ((), ()),
         ((), ("--max-bond", BOND, "--matformer-tier", 7)),
@@ -122,19 +122,19 @@ def test_join_dry_run_of_empty_wallet_requests_no_funds(bonded: Shell, run_id: s
     ids=["bond", "tier", "halted", "version"],
 )
 def test_join_dry_run_refusals_equal_can_join(
-    bonded: Shell, run_id: str, done: tuple[str, ...], more: tuple[str | int, ...]
+    bonded: Shell, run_id: str, earlier_command: tuple[str, ...], more: tuple[str | int, ...]
 ) -> None:
-    if done and done[0] != "set-paused":
+    if earlier_command and earlier_command[0] != "set-paused":
         assert bonded("set-paused", "--run-id", run_id, "pause").code == 0
-    if done:
-        assert bonded(done[0], "--run-id", run_id, *done[1:]).code == 0
-    if done and done[0] != "set-paused":
+    if earlier_command:
+        assert bonded(earlier_command[0], "--run-id", run_id, *earlier_command[1:]).code == 0
+    if earlier_command and earlier_command[0] != "set-paused":
         assert bonded("set-paused", "--run-id", run_id, "resume").code == 0
-    asked = bonded(
+    outcome = bonded(
         "can-join", "--run-id", run_id, "--address", bonded.wallet, "--device", "cpu", *more
     )
     refused = dry(bonded, run_id, *more)
-    assert refused.code == asked.code != 0
+    assert refused.code == outcome.code != 0
     assert refused.out == ""
-    assert f'"{refused.error_json["code"]}"' in asked.out
-    assert refused.error_json["error"] in asked.out
+    assert f'"{refused.error_json["code"]}"' in outcome.out
+    assert refused.error_json["error"] in outcome.out

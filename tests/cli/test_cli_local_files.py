@@ -32,13 +32,15 @@ def stolen(owner: Shell, run_id: str, run_dir: Path, tmp_path: Path) -> Path:
 
 
 def test_can_join_refuses_foreign_files(owner: Shell, run_id: str, stolen: Path) -> None:
-    asked = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
-    assert asked.code == 1
-    assert f"the run's data is the local path {stolen}, and members do not open" in asked.out
-    named = owner("can-join", "--run-id", run_id, "--address", owner.wallet, "--data-path", stolen)
-    assert named.code == 0, named.out
-    assert f"{stolen} (data)" in named.data["reads"]
-    assert named.data["contacts"] == []
+    outcome = owner("can-join", "--run-id", run_id, "--address", owner.wallet)
+    assert outcome.code == 1
+    assert f"the run's data is the local path {stolen}, and members do not open" in outcome.out
+    path_outcome = owner(
+        "can-join", "--run-id", run_id, "--address", owner.wallet, "--data-path", stolen
+    )
+    assert path_outcome.code == 0, path_outcome.out
+    assert f"{stolen} (data)" in path_outcome.data["reads"]
+    assert path_outcome.data["contacts"] == []
 
 
 def test_train_and_predownload_refuse_foreign_files(

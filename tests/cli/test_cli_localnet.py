@@ -31,13 +31,13 @@ def localnet(*arguments: str | Path, end: signal.Signals = signal.SIGTERM) -> It
     line = [CONSOLE, "localnet", "--port", "0", "--json", *arguments]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = ""
-    while not said.endswith("}\n"):
+    output = ""
+    while not output.endswith("}\n"):
         line_read = process.stdout.readline()
         assert line_read, process.stderr and process.stderr.read()
-        said += line_read
+        output += line_read
     try:
-        yield json.loads(said)["rpc"]
+        yield json.loads(output)["rpc"]
     finally:
         process.send_signal(end)
         process.wait(30)
@@ -118,8 +118,8 @@ def test_deploy_on_bare_network_enables_create_run(
         shell = Shell(rpc, tmp_path / "w.json")
 
         def needed(*which: str) -> int:
-            said = shell("deploy", *which, "--rpc-2", ELSEWHERE).error["error"]
-            return round(float(said.split("needs ")[1].split(" SOL")[0]) * 10**9)
+            error = shell("deploy", *which, "--rpc-2", ELSEWHERE).error["error"]
+            return round(float(error.split("needs ")[1].split(" SOL")[0]) * 10**9)
 
         keep = minimum_balance(0)
         alone = [needed("--program", name) - keep for name in ("authorizer", "coordinator")]
@@ -135,10 +135,10 @@ def test_deploy_on_bare_network_enables_create_run(
             ["loader.write"],
             ["system.create_account", "loader.deploy"],
         ]
-        done = shell("deploy").data
-        assert [row["action"] for row in done["programs"]] == ["deployed", "deployed"]
-        assert done["transactions"] == sum(one["times"] for one in planned["transactions"])
-        assert done["fees_lamports"] <= planned["fees_lamports"] <= planned["needed_lamports"]
+        data = shell("deploy").data
+        assert [row["action"] for row in data["programs"]] == ["deployed", "deployed"]
+        assert data["transactions"] == sum(one["times"] for one in planned["transactions"])
+        assert data["fees_lamports"] <= planned["fees_lamports"] <= planned["needed_lamports"]
         # existing programs are not changed
         assert shell("deploy", "--dry-run").data["transactions"] == 0
         assert shell("create-run", "--run-id", "demo").code == 0
@@ -150,9 +150,9 @@ def bare_network() -> Iterator[str]:
     line = [sys.executable, "-m", "aftermath.localnet", "--rpc-port", "0"]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
-    said = process.stdout.readline()
+    output_line = process.stdout.readline()
     try:
-        yield said.split("rpc=")[1].split()[0]
+        yield output_line.split("rpc=")[1].split()[0]
     finally:
         process.terminate()
         process.wait(30)
@@ -162,12 +162,12 @@ def test_deploy_of_same_programs_changes_nothing(
     owner: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    done = owner("deploy").data
-    assert [(row["program"], row["action"]) for row in done["programs"]] == [
+    data = owner("deploy").data
+    assert [(row["program"], row["action"]) for row in data["programs"]] == [
         ("authorizer", "unchanged"),
         ("coordinator", "unchanged"),
     ]
-    assert done["transactions"] == 0
+    assert data["transactions"] == 0
 
 
 def test_deploy_with_wrong_program_key_is_refused(owner: Shell, tmp_path: Path) -> None:

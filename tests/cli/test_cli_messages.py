@@ -40,29 +40,31 @@ def texts(node: ast.expr) -> Iterator[str]:
 
 def error_texts() -> Iterator[tuple[str, str, bool]]:
     """Return (location, text, whether it is a fix) of every message and fix of an error."""
-    named = {kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)}
+    positions = {
+        kind.__name__: 1 if issubclass(kind, Refused) else 0 for kind in kinds(AftermathError)
+    }
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Name)
-                and node.func.id in named
+                and node.func.id in positions
             ):
-                first = named[node.func.id]
+                first = positions[node.func.id]
                 sentences = node.args[first : first + 1]
                 fixes = node.args[first + 1 : first + 2]
                 fixes += [word.value for word in node.keywords if word.arg == "fix"]
-                for given, is_fix in ((sentences, False), (fixes, True)):
-                    for text in (text for expression in given for text in texts(expression)):
+                for expressions, is_fix in ((sentences, False), (fixes, True)):
+                    for text in (text for expression in expressions for text in texts(expression)):
                         yield f"{path.relative_to(ROOT)}:{node.lineno}", text, is_fix
 
 
 def test_error_texts_start_lowercase_and_have_no_final_stop() -> None:
-    found = list(error_texts())
-    assert len(found) > 300
+    all_texts = list(error_texts())
+    assert len(all_texts) > 300
     odd = [
         (where, text)
-        for where, text, is_fix in found
+        for where, text, is_fix in all_texts
         if not is_fix and text[:1].isupper() and not PROPER.match(text)
     ]
-    assert not odd + [(where, text) for where, text, _ in found if text.endswith(".")]
+    assert not odd + [(where, text) for where, text, _ in all_texts if text.endswith(".")]

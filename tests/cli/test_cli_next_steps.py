@@ -33,48 +33,48 @@ def test_next_step_commands_and_options_exist(name: str, case: str) -> None:
     follows = SOLANA.command_of(words)
     assert follows is not None
     command = SOLANA.load(follows)
-    given = [word for word in words[len(follows.split()) :] if word.startswith("-")]
-    assert set(given) <= {flag for option in command.params for flag in option.opts}
+    options = [word for word in words[len(follows.split()) :] if word.startswith("-")]
+    assert set(options) <= {flag for option in command.params for flag in option.opts}
     required = [option for option in command.params if option.required]
     assert {option.opts[0] for option in required if option.param_type_name == "option"} <= set(
-        given
+        options
     )
 
 
 def test_next_step_line_is_quoted_for_shell(monkeypatch: pytest.MonkeyPatch) -> None:
-    given = {
+    options = {
         "rpc": "http://x:1",
         "wallet_private_key_path": Path("my wallet.json"),
         "run_id": "a b",
     }
-    assert line(NEXT["rewind", ""], given) == (
+    assert line(NEXT["rewind", ""], options) == (
         "aftermath-solana set-paused --run-id 'a b' resume --rpc http://x:1 -w 'my wallet.json'"
     )
-    assert line(NEXT["set-paused", ""], given) == (
+    assert line(NEXT["set-paused", ""], options) == (
         "aftermath-solana watch --run-id 'a b' --rpc http://x:1"
     )
     monkeypatch.setenv("RPC", "http://x:1")
-    assert line(NEXT["set-paused", ""], given) == "aftermath-solana watch --run-id 'a b'"
+    assert line(NEXT["set-paused", ""], options) == "aftermath-solana watch --run-id 'a b'"
 
 
 def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
     wallet = tmp_path / "wallet.json"
     model = tmp_path / "model"
-    made = invoke("show-identity", "--create", "-w", wallet)
-    assert f"next: aftermath-solana config set wallet {wallet}\n" in made.err
+    outcome = invoke("show-identity", "--create", "-w", wallet)
+    assert f"next: aftermath-solana config set wallet {wallet}\n" in outcome.err
     assert "next:" not in invoke("show-identity", "-w", wallet).err
     written = invoke(
         "model", "init", "--out", model, "--hidden", 32, "--layers", 1, "--intermediate", 64
     )
     assert f"next: aftermath-solana model inspect --model {model}\n" in written.err
-    given = {"run_id": "demo", "matformer_tier": 1, "rpc": "http://x:1"}
-    assert line(NEXT["predownload", ""], given) == (
+    options = {"run_id": "demo", "matformer_tier": 1, "rpc": "http://x:1"}
+    assert line(NEXT["predownload", ""], options) == (
         "aftermath-solana train --run-id demo --matformer-tier 1 --rpc http://x:1"
     )
 
 
 @pytest.mark.parametrize(
-    ("given", "options"),
+    ("values", "options"),
     [
         (
             {"matformer_tier": 0},
@@ -102,11 +102,13 @@ def test_provider_commands_print_next_steps(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_next_train_command_keeps_model_and_options(given: dict[str, object], options: str) -> None:
-    named = {"run_id": "demo", "matformer_tier": 1, "address": "w.json"}
-    said = line(NEXT["can-join", "file"], named | given)
-    assert said.endswith(options)
-    words = shlex.split(said)[2:]
+def test_next_train_command_keeps_model_and_options(
+    values: dict[str, object], options: str
+) -> None:
+    common_options = {"run_id": "demo", "matformer_tier": 1, "address": "w.json"}
+    command = line(NEXT["can-join", "file"], common_options | values)
+    assert command.endswith(options)
+    words = shlex.split(command)[2:]
     flags = {flag for option in SOLANA.load("train").params for flag in option.opts}
     assert {word for word in words if word.startswith("-")} <= flags
 
@@ -117,20 +119,20 @@ def test_next_command_of_export_runs_as_printed(
 ) -> None:
     shutil.copytree(run_dir / "model", tmp_path / "my model")
     monkeypatch.chdir(tmp_path)
-    done = invoke("model", "export", "--src", "my model", "--tiers", "1", *where)
-    command = re.search(r"next: aftermath-solana (.*)", done.err)
-    assert command is not None, done.err
+    outcome = invoke("model", "export", "--src", "my model", "--tiers", "1", *where)
+    command = re.search(r"next: aftermath-solana (.*)", outcome.err)
+    assert command is not None, outcome.err
     assert invoke(*shlex.split(command[1])).code == 0
 
 
 def test_next_steps_are_printed_for_people_not_scripts(
     owner: Shell, run_id: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
+    common_options = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
     where = f"--rpc {owner.rpc} -w {owner.wallet}"
-    made = invoke("create-run", *named, "--join-authority", owner.wallet)
-    assert "next:" not in made.err
-    update = ("update-config", *named, "--config-path", run_dir / "config.toml")
+    outcome = invoke("create-run", *common_options, "--join-authority", owner.wallet)
+    assert "next:" not in outcome.err
+    update = ("update-config", *common_options, "--config-path", run_dir / "config.toml")
     assert "next:" not in invoke(*update, "--dry-run").err
     assert (
         f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n"
@@ -140,14 +142,14 @@ def test_next_steps_are_printed_for_people_not_scripts(
     assert "next:" not in invoke(*update).err
     monkeypatch.delenv(QUIET)
     assert "next:" not in owner("set-paused", "--run-id", run_id, "resume").err
-    failed = invoke("set-paused", *named, "resume")
+    failed = invoke("set-paused", *common_options, "resume")
     assert failed.code == 1
     assert (
         f"error: run {run_id} is already running\nfix: Follow it: aftermath-solana watch --run-id"
         in failed.err
     )
     assert "next:" not in failed.err
-    paused = invoke("set-paused", *named, "pause").err
+    paused = invoke("set-paused", *common_options, "pause").err
     assert f"next: aftermath-solana set-paused --run-id {run_id} resume {where}\n" in paused
 
 
@@ -155,20 +157,23 @@ def test_next_step_that_needs_other_wallet_is_not_printed(
     owner: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     create_wallet(tmp_path / "grantor.json")
-    named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
-    assert invoke("create-run", *named, "--join-authority", tmp_path / "grantor.json").code == 0
-    said = invoke("update-config", *named, "--config-path", run_dir / "config.toml").err
-    assert "next:" not in said
-    asked = {"run_id": "demo", "matformer_tier": AUTO_TIER, "address": "my wallet.json"}
+    common_options = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
+    assert (
+        invoke("create-run", *common_options, "--join-authority", tmp_path / "grantor.json").code
+        == 0
+    )
+    stderr = invoke("update-config", *common_options, "--config-path", run_dir / "config.toml").err
+    assert "next:" not in stderr
+    options = {"run_id": "demo", "matformer_tier": AUTO_TIER, "address": "my wallet.json"}
     assert "--matformer-tier auto -w 'my wallet.json' --checkpoint-dir" in line(
-        NEXT["can-join", "file"], asked
+        NEXT["can-join", "file"], options
     )
 
 
 def test_next_step_of_resumed_run_is_train() -> None:
-    given = {"run_id": "a b", "wallet_private_key_path": Path("owner.json")}
+    options = {"run_id": "a b", "wallet_private_key_path": Path("owner.json")}
     for command in (("set-paused", "resumed"), ("reopen", "")):
-        assert line(NEXT[command], given) == (
+        assert line(NEXT[command], options) == (
             "aftermath-solana train --run-id 'a b' --matformer-tier 0"
             " --checkpoint-dir runs/a_b/checkpoints -w owner.json"
         )
@@ -213,34 +218,36 @@ SUGGESTED = {
 
 @pytest.mark.parametrize("text", SUGGESTED)
 def test_suggested_command_names_cluster_and_wallet(text: str) -> None:
-    wanted = SUGGESTED[text].replace("CLUSTER", CLUSTER).replace("WHERE", WHERE)
-    assert completed(text, GIVEN) == wanted
-    assert completed(wanted, GIVEN) == wanted
+    expected = SUGGESTED[text].replace("CLUSTER", CLUSTER).replace("WHERE", WHERE)
+    assert completed(text, GIVEN) == expected
+    assert completed(expected, GIVEN) == expected
 
 
 def test_suggested_commands_all_name_given_wallet() -> None:
-    given = {"wallet_private_key_path": Path("owner.json")}
+    options = {"wallet_private_key_path": Path("owner.json")}
     text = "aftermath-solana tick --run-id r, and aftermath-solana tick --run-id r. Or wait"
     tick = "aftermath-solana tick --run-id r -w owner.json"
-    assert completed(text, given) == f"{tick}, and {tick}. Or wait"
-    assert completed(f"Ask its owner: {text}", given) == f"Ask its owner: {text}"
+    assert completed(text, options) == f"{tick}, and {tick}. Or wait"
+    assert completed(f"Ask its owner: {text}", options) == f"Ask its owner: {text}"
 
 
 def test_suggested_command_hides_rpc_api_key() -> None:
-    given = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
-    text = completed("See aftermath-solana list-runs", given)
+    options = {"rpc": "https://me:SECRET@x.example/SECRET?api-key=SECRET"}
+    text = completed("See aftermath-solana list-runs", options)
     assert text == "See aftermath-solana list-runs --rpc RPC_ADDRESS"
 
 
 @pytest.mark.parametrize(
-    "given", [{"rpc": "https://x.example/?api-key=SECRET"}, {"run_id": None}], ids=["key", "value"]
+    "options",
+    [{"rpc": "https://x.example/?api-key=SECRET"}, {"run_id": None}],
+    ids=["key", "value"],
 )
 def test_next_step_with_unknown_value_is_not_printed(
-    capsys: pytest.CaptureFixture[str], given: dict[str, str | None]
+    capsys: pytest.CaptureFixture[str], options: dict[str, str | None]
 ) -> None:
     say_next("reopen", "", {"run_id": "r"})
     assert "next: aftermath-solana train --run-id r" in capsys.readouterr().err
-    say_next("reopen", "", {"run_id": "r"} | given)
+    say_next("reopen", "", {"run_id": "r"} | options)
     assert not capsys.readouterr().err
 
 
@@ -250,18 +257,18 @@ def test_suggested_command_omits_stored_options(
     monkeypatch.setenv("AFTERMATH_PROFILE", str(tmp_path / "profile.toml"))
     for name, value in (("rpc", "http://x:1"), ("wallet", owner.wallet)):
         assert invoke("config", "set", name, value).code == 0
-    given = {"rpc": "http://x:1", "wallet_private_key_path": owner.wallet}
-    assert completed("aftermath-solana tick", given) == "aftermath-solana tick"
+    options = {"rpc": "http://x:1", "wallet_private_key_path": owner.wallet}
+    assert completed("aftermath-solana tick", options) == "aftermath-solana tick"
     (tmp_path / "profile.toml").write_text("[")
-    assert "--rpc http://x:1" in completed("aftermath-solana tick", given)
+    assert "--rpc http://x:1" in completed("aftermath-solana tick", options)
 
 
 def test_fix_of_refused_change_works_when_copied(owner: Shell, run_id: str, run_dir: Path) -> None:
-    named = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
-    assert invoke("create-run", *named).code == 0
-    update = ("update-config", *named, "--config-path", run_dir / "config.toml")
+    common_options = ("--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id)
+    assert invoke("create-run", *common_options).code == 0
+    update = ("update-config", *common_options, "--config-path", run_dir / "config.toml")
     assert invoke(*update).code == 0
-    assert invoke("set-paused", *named, "resume").code == 0
+    assert invoke("set-paused", *common_options, "resume").code == 0
     refused = invoke(*update, "--restart-from-step", "1")
     command = re.search(r"aftermath-solana (set-paused .*)", refused.err)
     assert command is not None, refused.err

@@ -135,7 +135,7 @@ PLACES = [
 
 def everything_in(root: Path) -> dict[str, str]:
     """Return every path below a directory, with the targets of links and the contents of files."""
-    found = {}
+    entries = {}
     for path in sorted(root.rglob("*")):
         what = (
             f"-> {path.readlink()}"
@@ -144,8 +144,8 @@ def everything_in(root: Path) -> dict[str, str]:
             if path.is_file()
             else "/"
         )
-        found[str(path.relative_to(root))] = what
-    return found
+        entries[str(path.relative_to(root))] = what
+    return entries
 
 
 @pytest.fixture
@@ -163,9 +163,9 @@ def test_directory_output_keeps_foreign_entries(
         pytest.skip("a ledger is made where there is none")
     place(home / "model-tier1", home)
     before = everything_in(home)
-    done = invoke(*line(run_dir, home / "model-tier1"))
-    assert done.code in (1, 2), done.out
-    assert "fix: " in done.err, done.err
+    outcome = invoke(*line(run_dir, home / "model-tier1"))
+    assert outcome.code in (1, 2), outcome.out
+    assert "fix: " in outcome.err, outcome.err
     assert everything_in(home) == before
 
 
@@ -224,7 +224,7 @@ def drop_file_records(file: Path) -> None:
     "change", [train_further, drop_file_records], ids=lambda change: change.__name__
 )
 @pytest.mark.parametrize(
-    ("line", "made"),
+    ("line", "name"),
     [
         (model_init, "model-tier1"),
         (model_merge, "model-tier1"),
@@ -234,16 +234,16 @@ def drop_file_records(file: Path) -> None:
     ],
 )
 def test_directory_output_keeps_retrained_weights(
-    line: Line, made: str, change: Callable[[Path], None], run_dir: Path, home: Path
+    line: Line, name: str, change: Callable[[Path], None], run_dir: Path, home: Path
 ) -> None:
     out = home / "model-tier1"
     assert invoke(*line(run_dir, out)).code == 0
-    change(home / made / "model.safetensors")
+    change(home / name / "model.safetensors")
     before = everything_in(home)
     refused = invoke(*line(run_dir, out))
     assert refused.code == 1
     changed = (
-        rf"error: .*/{made}/\S+ has changed since [a-z -]+ wrote it: nothing was changed\nfix: "
+        rf"error: .*/{name}/\S+ has changed since [a-z -]+ wrote it: nothing was changed\nfix: "
     )
     assert re.search(changed, refused.err), refused.err
     assert everything_in(home) == before
@@ -294,11 +294,11 @@ def init(home: Path, out: Path) -> list[str | Path]:
 
 
 def dense(home: Path, out: Path) -> list[str | Path]:
-    made = home / "results" / out.name
-    if not made.exists():
-        made.parent.mkdir()
-        put(made.parent, result_of(SCHEMA, 1)).rename(made)
-    return ["decode-gradients", made, "--out", out.parent]
+    target = home / "results" / out.name
+    if not target.exists():
+        target.parent.mkdir()
+        put(target.parent, result_of(SCHEMA, 1)).rename(target)
+    return ["decode-gradients", target, "--out", out.parent]
 
 
 FILES = [plot, events_csv, events_lines, preview, init, dense]
@@ -318,9 +318,9 @@ def test_file_output_keeps_foreign_entries(
     words = line(home, out)
     place(out, home)
     before = everything_in(home)
-    done = invoke(*words)
-    assert done.code in (1, 2), done.out
-    assert "fix: " in done.err, done.err
+    outcome = invoke(*words)
+    assert outcome.code in (1, 2), outcome.out
+    assert "fix: " in outcome.err, outcome.err
     assert everything_in(home) == before
 
 
@@ -352,10 +352,10 @@ def test_file_output_on_full_disk_leaves_nothing(line: Line, home: Path) -> None
     words = line(home, home / "out" / "file.png")
     before = everything_in(home)
     with room_for(1000):
-        done = invoke(*words)
-    assert done.code == 1
-    assert done.err.startswith("error: cannot write "), done.err
-    assert "fix: Free some space" in done.err
+        outcome = invoke(*words)
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: cannot write "), outcome.err
+    assert "fix: Free some space" in outcome.err
     assert everything_in(home) == before
 
 
@@ -433,22 +433,22 @@ def test_output_without_room_in_new_directory_leaves_nothing(
     monkeypatch.chdir(home)
     monkeypatch.setenv("AFTERMATH_PROFILE", "config/new/profile.toml")
     with room_for(0):
-        done = invoke(*line(home, Path("new/er/file")))
-    assert done.code == 1
-    assert re.search(r"^error: cannot write the [^:]+: File too large$", done.err, re.MULTILINE), (
-        done.err
-    )
-    assert "fix: Free some space" in done.err
+        outcome = invoke(*line(home, Path("new/er/file")))
+    assert outcome.code == 1
+    assert re.search(
+        r"^error: cannot write the [^:]+: File too large$", outcome.err, re.MULTILINE
+    ), outcome.err
+    assert "fix: Free some space" in outcome.err
     assert not [path for path in home.rglob("*") if path.is_file() and path.stat().st_size]
     assert not (home / "new").exists()
 
 
 def test_plot_into_directory_is_refused_with_file_name(home: Path) -> None:
     (home / "pictures").mkdir()
-    done = invoke(*plot(home, home / "pictures"))
-    assert done.code == 1
-    assert f"error: --out {home}/pictures is a directory\nfix: Name a file in it" in done.err
-    assert f"--out {home}/pictures/loss.png" in done.err
+    outcome = invoke(*plot(home, home / "pictures"))
+    assert outcome.code == 1
+    assert f"error: --out {home}/pictures is a directory\nfix: Name a file in it" in outcome.err
+    assert f"--out {home}/pictures/loss.png" in outcome.err
 
 
 def test_export_keeps_foreign_files(run_dir: Path, home: Path) -> None:
@@ -505,9 +505,9 @@ def test_dash_output_writes_to_standard_output(
     monkeypatch.chdir(home)
     words = line(home, Path("-"))
     before = everything_in(home)
-    done = invoke(*words)
-    assert done.code == 0
-    assert done.out
+    outcome = invoke(*words)
+    assert outcome.code == 0
+    assert outcome.out
     assert everything_in(home) == before
 
 
@@ -521,9 +521,9 @@ def test_write_log_onto_wallet_is_refused(home: Path) -> None:
 
 def test_init_into_directory_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(home)
-    done = invoke("init", "--out", ".")
-    assert done.code == 2
-    assert done.err.startswith("error: --out . is not a file name\nfix: Name the config file")
+    outcome = invoke("init", "--out", ".")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: --out . is not a file name\nfix: Name the config file")
 
 
 def test_table_on_pipe_has_no_trailing_spaces(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,8 @@ def created(owner: Shell, run_id: str) -> Shell:
 
 @pytest.fixture
 def configured(created: Shell, run_id: str, run_dir: Path) -> Shell:
-    found = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
-    assert found.code == 0, found.err
+    outcome = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
+    assert outcome.code == 0, outcome.err
     return created
 
 
@@ -161,24 +161,24 @@ def test_data_unreadable_here_is_a_warning(
         ('Server = "x:1"', "cannot reach the data server x:1"),
     ):
         config.write_text(text.replace(f'Local = "{run_dir / "tokens"}"', place))
-        found = created("update-config", "--run-id", run_id, "--config-path", config)
-        (warning,) = found.data["warnings"]
+        outcome = created("update-config", "--run-id", run_id, "--config-path", config)
+        (warning,) = outcome.data["warnings"]
         assert says in warning
-        assert f"warning: {warning.splitlines()[0]}" in found.err
-    found = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
-    assert found.data["warnings"] == []
+        assert f"warning: {warning.splitlines()[0]}" in outcome.err
+    outcome = created("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml")
+    assert outcome.data["warnings"] == []
 
 
 def test_update_config_reports_bytes_per_round_and_large_ones(
     created: Shell, run_id: str, run_dir: Path, tmp_path: Path
 ) -> None:
     change = ("update-config", "--run-id", run_id, "--config-path")
-    found = created(*change, run_dir / "config.toml").data
+    data = created(*change, run_dir / "config.toml").data
     # Level 2 has 29 blocks with 10 * 85 + 10 * 88 + 4 * 80 + 5 * 40 bits of index codes. Levels 1
     # and 0 have 6 and 12 blocks of 88 bits. Each block has 8 signs. The codes and the signs of a
     # level end with whole bytes.
-    assert found["bytes_per_round"] == [282 + 29 + 66 + 6 + 132 + 12, 282 + 29 + 66 + 6, 282 + 29]
-    assert found["warnings"] == []
+    assert data["bytes_per_round"] == [282 + 29 + 66 + 6 + 132 + 12, 282 + 29 + 66 + 6, 282 + 29]
+    assert data["warnings"] == []
     config = tmp_path / "config.toml"
     topk = "compression_topk = 8\n"
     config.write_text(
@@ -189,7 +189,7 @@ def test_update_config_reports_bytes_per_round_and_large_ones(
     more = created(*change, config)
     # 10 of the blocks keep 64, in 488 bits and as many signs
     assert more.data["bytes_per_round"] == [785 + 99 + 216, 785 + 99 + 72, 785 + 99]
-    assert more.data["schema_hash"] != found["schema_hash"]
+    assert more.data["schema_hash"] != data["schema_hash"]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
     assert (dump["optimizer"]["compression_topk_embeddings"], dump["schema_hash"]) == (
         64,
@@ -245,16 +245,16 @@ def test_run_with_inner_steps_is_configured_and_shown(
         head
         + '[model.LLM.optimizer.SparseLoCo]\ninner_steps = 3\ndivisor = "root"\nvalue_bits = 1\n'
     )
-    found = created("update-config", "--run-id", run_id, "--config-path", config)
+    outcome = created("update-config", "--run-id", run_id, "--config-path", config)
     # 29, 6 and 12 blocks on levels 2, 1 and 0, of 6 bits for the exponent and 32 for signs. Index
     # codes take 6984 bits on level 2 (64 for a block of 64) and 288 for every other block.
-    assert found.data["bytes_per_round"] == [
+    assert outcome.data["bytes_per_round"] == [
         873 + 216 + 432 + 138 + 29 + 57,
         873 + 216 + 138 + 29,
         873 + 138,
     ]
     dump = created("json-dump-run", "--run-id", run_id).data["model"]
-    assert dump["schema_hash"] == found.data["schema_hash"]
+    assert dump["schema_hash"] == outcome.data["schema_hash"]
     assert dump["optimizer"] == {
         "kind": "sparseloco",
         "clip_grad_norm": 1.0,
@@ -271,7 +271,7 @@ def test_run_with_inner_steps_is_configured_and_shown(
         "outer_momentum": 0.0,
         "orthogonal_lr": 0.0,
     }
-    assert found.data["warnings"] == []
+    assert outcome.data["warnings"] == []
     config.write_text(head + "[model.LLM.optimizer.SparseLoCo]\ninner_steps = 5\n")
     (warning,) = created("update-config", "--run-id", run_id, "--config-path", config).data[
         "warnings"
@@ -311,7 +311,7 @@ def test_list_runs_shows_step_0_before_training(configured: Shell, run_id: str) 
 
 def step_shown(shell: Shell, run_id: str) -> int:
     """Return the step that `list-runs` shows."""
-    [step] = [found["step"] for found in shell("list-runs").data if found["run_id"] == run_id]
+    [step] = [row["step"] for row in shell("list-runs").data if row["run_id"] == run_id]
     return int(step)
 
 
@@ -334,8 +334,8 @@ def test_restart_counts_batch_warm_up() -> None:
         sum_of_batches += batch_size(rules, data_index)
         data_index = sum_of_batches
     run = _Run(replace(rules))
-    found = Change({}, None, None, 21, False, None).progress(run)  # type: ignore[arg-type]
-    assert found == {"epoch": 0, "step": 21, "data_index": data_index}
+    progress = Change({}, None, None, 21, False, None).progress(run)  # type: ignore[arg-type]
+    assert progress == {"epoch": 0, "step": 21, "data_index": data_index}
     # Go back to steps with smaller batches: no data is skipped.
     back = Change({}, None, None, 18, False, None)
     assert back.progress(_Run(rules, step=21, data_index=9))["data_index"] == 9  # type: ignore[arg-type]
@@ -408,7 +408,7 @@ def test_future_epoch_rates_are_recorded(configured: Shell, run_id: str) -> None
 def test_tick_without_running_deadline_ends_and_says_why(
     configured: Shell, run_id: str, limit: tuple[object, ...]
 ) -> None:
-    named = (
+    options = (
         "--rpc",
         configured.rpc,
         "-w",
@@ -419,7 +419,7 @@ def test_tick_without_running_deadline_ends_and_says_why(
         10,
         *limit,
     )
-    new = invoke("tick", *named)
+    new = invoke("tick", *options)
     assert new.code == 0
     assert new.err.count(f"no tick can change run {run_id} now: new (epoch 0)") == 1
     assert "; waits for set-paused resume by its owner\n" in new.err
@@ -427,7 +427,7 @@ def test_tick_without_running_deadline_ends_and_says_why(
     stopped = "; stopped after 1 of 3 ticks" in new.out
     assert stopped is bool(limit)
     assert configured("set-paused", "--run-id", run_id, "resume").code == 0
-    waits = invoke("tick", *named)
+    waits = invoke("tick", *options)
     assert (
         waits.err.count(f"no tick can change run {run_id} now: waiting for members (epoch 0)") == 1
     )
@@ -442,15 +442,15 @@ def test_list_runs_shows_run(unchanged: tuple[Shell, str]) -> None:
     assert row["state"] == "uninitialized"  # the JSON for scripts; people see words
     listed = invoke("list-runs", "--rpc", configured.rpc).out
     assert [line.split()[2:4] for line in listed.splitlines() if run_id in line] == [["new", "0"]]
-    asked = invoke(
+    output = invoke(
         "can-join", "--rpc", configured.rpc, "--run-id", run_id, "--address", configured.wallet
     ).out
-    assert "not yet: the run is new, and waits for set-paused resume by its owner" in asked
+    assert "not yet: the run is new, and waits for set-paused resume by its owner" in output
 
 
 def test_run_description_equals_member_view(configured: Shell, run_id: str) -> None:
-    said = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
-    assert said.data["state"] == "uninitialized"
+    outcome = configured("create-run", "--run-id", f"{run_id}b", "--name", "Two words")
+    assert outcome.data["state"] == "uninitialized"
     result = invoke(
         "create-run", "--rpc", configured.rpc, "-w", configured.wallet, "--run-id", f"{run_id}c"
     ).out
@@ -495,18 +495,18 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     assert "show-run" in refused["fix"]
     assert "train" not in refused["fix"]
     assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
-    found = Shell(owner.rpc, grantor)(*whom, "--bar").data
-    assert (found["seat"], found["barred"]) == (None, True)
+    data = Shell(owner.rpc, grantor)(*whom, "--bar").data
+    assert (data["seat"], data["barred"]) == (None, True)
     assert owner("set-paused", "--run-id", run_id, "pause").code == 0
-    asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
-    assert "this wallet is barred from run" in asked.out
-    assert "You can start train now" not in asked.out
+    outcome = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
+    assert "this wallet is barred from run" in outcome.out
+    assert "You can start train now" not in outcome.out
     lift = f"(kick without --bar): aftermath-solana kick --run-id {run_id} --wallet {key} --rpc"
-    assert lift in asked.out
+    assert lift in outcome.out
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
     assert owner(*whom).data["barred"] is False
-    asked = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
-    assert "barred" not in asked.out
+    outcome = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
+    assert "barred" not in outcome.out
 
 
 def test_close_run_returns_rent(configured: Shell, run_id: str) -> None:
@@ -542,15 +542,15 @@ def test_close_run_interrupted_at_question_exits_130(unchanged: tuple[Shell, str
         line, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True
     ) as process:
         os.close(theirs)
-        said = b""
-        while b"[y/N]" not in said:
-            said += os.read(mine, 1000)
+        output = b""
+        while b"[y/N]" not in output:
+            output += os.read(mine, 1000)
         process.send_signal(signal.SIGINT)
         with contextlib.suppress(OSError):  # EIO: the other end is closed
             while more := os.read(mine, 1000):
-                said += more
+                output += more
         os.close(mine)
-        assert process.wait(60) == 130, said
+        assert process.wait(60) == 130, output
     assert configured("show-run", "--run-id", run_id).code == 0
 
 
@@ -558,14 +558,15 @@ def test_close_run_on_terminal_asks(configured: Shell, run_id: str) -> None:
     """An empty line, a no and the end of the input do not close the run. A yes does."""
     line = close_line(configured, run_id)
     for typed in ("\n", "no\n", ""):
-        kept = invoke_typing(typed, *line)
-        assert kept.code == 1
+        outcome = invoke_typing(typed, *line)
+        assert outcome.code == 1
         assert (
-            f"close run {run_id} for good, with its 0 steps and the points of 0 members" in kept.err
+            f"close run {run_id} for good, with its 0 steps and the points of 0 members"
+            in outcome.err
         )
-        assert "0.629852" in kept.err  # SOL of rent
-        assert f"in {load_wallet(configured.wallet).pubkey}? [y/N] " in kept.err
-        assert f"run {run_id} is unchanged" in kept.out
+        assert "0.629852" in outcome.err  # SOL of rent
+        assert f"in {load_wallet(configured.wallet).pubkey}? [y/N] " in outcome.err
+        assert f"run {run_id} is unchanged" in outcome.out
     assert configured("show-run", "--run-id", run_id).code == 0
     closed = invoke_typing("y\n", *line)
     assert closed.code == 0, closed.err
@@ -612,9 +613,9 @@ def test_close_run_refused_without_question(configured: Shell, run_id: str) -> N
 
 def test_predownload_loads_model_and_data(unchanged: tuple[Shell, str], run_dir: Path) -> None:
     configured, run_id = unchanged
-    found = configured("predownload", "--run-id", run_id, "--matformer-tier", 2).data
-    assert found["model"] == str(run_dir / "model")
-    assert found["sequences"] > 100
+    data = configured("predownload", "--run-id", run_id, "--matformer-tier", 2).data
+    assert data["model"] == str(run_dir / "model")
+    assert data["sequences"] > 100
 
 
 def test_checkpoint_needs_an_attested_model(unchanged: tuple[Shell, str], run_dir: Path) -> None:

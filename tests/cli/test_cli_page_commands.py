@@ -28,9 +28,9 @@ def lines(page: str, *sections: str) -> Iterator[str]:
     """Return the lines of a page's shell blocks in these sections, with continuations joined."""
     text = (ROOT / "docs" / f"{page}.md").read_text()
     _, *parts = SECTION.split(text)
-    held = dict(zip(parts[::2], parts[1::2], strict=True))
+    blocks = dict(zip(parts[::2], parts[1::2], strict=True))
     for section in sections:
-        for body in FENCE.findall(held[section]):
+        for body in FENCE.findall(blocks[section]):
             yield from (
                 line for line in body.replace("\\\n", " ").splitlines() if line not in HERE_ALREADY
             )
@@ -51,8 +51,8 @@ def called(line: str) -> None:
     """
     words = shlex.split(line)
     if words[0] == "aftermath-solana":
-        done = invoke(*words[1:])
-        assert done.code == 0, (line, done.out, done.err)
+        outcome = invoke(*words[1:])
+        assert outcome.code == 0, (line, outcome.out, outcome.err)
     else:
         subprocess.run(["sh", "-c", line], check=True, timeout=LONG)
 
@@ -64,16 +64,16 @@ def trained(line: str) -> None:
     ) as member:
         assert member.stdout is not None
         ends = time.monotonic() + LONG
-        said = []
+        lines = []
         is_interrupted = False
         try:
             for text in member.stdout:
-                said.append(text)
+                lines.append(text)
                 if '"kind":"trained"' in text and not is_interrupted:
                     member.send_signal(signal.SIGINT)
                     is_interrupted = True
-                assert time.monotonic() < ends, said
-            assert member.wait(60) == 0, said
+                assert time.monotonic() < ends, lines
+            assert member.wait(60) == 0, lines
         finally:
             member.kill()
 

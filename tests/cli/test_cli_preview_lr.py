@@ -54,27 +54,27 @@ def test_preview_lr_of_long_schedule_is_thinned_with_ends(config: Path) -> None:
 
 
 def test_preview_lr_text_shows_shape_and_rates(config: Path) -> None:
-    shown = invoke("preview-lr", "--config-path", config)
-    assert (shown.code, shown.err) == (0, "")
-    assert "steps 1 to 48" in shown.out
-    assert "█" in shown.out
-    assert "1.000e-03  at step 48" in shown.out
+    outcome = invoke("preview-lr", "--config-path", config)
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "steps 1 to 48" in outcome.out
+    assert "█" in outcome.out
+    assert "1.000e-03  at step 48" in outcome.out
 
 
 def test_preview_lr_bars_of_constant_rate_are_full(config: Path) -> None:
     text = TEXT.replace("Cosine]", "Constant]")
     config.write_text(text.replace(SCHEDULE, "base_lr = 4.0e-3\nwarmup_steps = 0"))
-    shown = invoke("preview-lr", "--config-path", config)
-    assert f"{'█' * 48}\n" in shown.out
+    outcome = invoke("preview-lr", "--config-path", config)
+    assert f"{'█' * 48}\n" in outcome.out
 
 
 @pytest.mark.parametrize("name", ["rates.png", "rates"])
 def test_preview_lr_plot_is_written(config: Path, tmp_path: Path, name: str) -> None:
     picture = tmp_path / "pictures" / name
     picture.parent.mkdir()
-    shown = invoke("preview-lr", "--config-path", config, "--plot", picture)
-    assert shown.code == 0, shown.err
-    assert shown.out.splitlines()[-1].split() == ["plot", str(picture)]
+    outcome = invoke("preview-lr", "--config-path", config, "--plot", picture)
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.splitlines()[-1].split() == ["plot", str(picture)]
     assert list(picture.parent.iterdir()) == [picture]
     assert picture.read_bytes().startswith(b"\x89PNG")
 
@@ -90,17 +90,17 @@ UNWRITABLE = [
 def test_preview_lr_plot_to_unwritable_place_is_refused(
     config: Path, tmp_path: Path, name: str, code: int, error: str, fix: str
 ) -> None:
-    shown = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
-    assert shown.code == code
-    assert str(tmp_path / name) in shown.err
-    assert error in shown.err
-    assert f"fix: {fix}" in shown.err
+    outcome = invoke("preview-lr", "--config-path", config, "--plot", tmp_path / name)
+    assert outcome.code == code
+    assert str(tmp_path / name) in outcome.err
+    assert error in outcome.err
+    assert f"fix: {fix}" in outcome.err
 
 
 def test_preview_lr_rate_zero_too_early_is_a_warning(config: Path) -> None:
     config.write_text(TEXT.replace(SCHEDULE, SCHEDULE.replace("48", "24").replace("1.0e-3", "0.0")))
-    shown = invoke("preview-lr", "--config-path", config)
-    assert "the learning rate is 0 from step 24 on, so the steps up to 48" in shown.out
+    outcome = invoke("preview-lr", "--config-path", config)
+    assert "the learning rate is 0 from step 24 on, so the steps up to 48" in outcome.out
 
 
 @pytest.mark.parametrize(

@@ -64,16 +64,16 @@ def test_profile_names_equal_options() -> None:
 
 
 def test_profile_values_are_stored_shown_and_unset(profile: Path) -> None:
-    said = invoke("config", "set", "run", "demo", "--json").data
-    assert said == {"name": "run", "value": "demo", "file": str(profile)}
+    data = invoke("config", "set", "run", "demo", "--json").data
+    assert data == {"name": "run", "value": "demo", "file": str(profile)}
     assert stat.S_IMODE(profile.stat().st_mode) == 0o600
     assert stat.S_IMODE(profile.parent.stat().st_mode) == 0o700
     store(rpc="http://10.0.0.1:8899")
-    shown = invoke("config", "show", "--json").data
-    assert shown["file"] == str(profile)
-    assert shown["values"]["run"] == {"value": "demo", "from": "profile"}
-    assert shown["values"]["rpc"] == {"value": "http://10.0.0.1:8899", "from": "profile"}
-    assert shown["values"]["wallet"]["from"] == "default"
+    shown_profile = invoke("config", "show", "--json").data
+    assert shown_profile["file"] == str(profile)
+    assert shown_profile["values"]["run"] == {"value": "demo", "from": "profile"}
+    assert shown_profile["values"]["rpc"] == {"value": "http://10.0.0.1:8899", "from": "profile"}
+    assert shown_profile["values"]["wallet"]["from"] == "default"
     assert invoke("config", "unset", "run", "--json").code == 0
     assert invoke("config", "show", "--json").data["values"]["run"] == {
         "value": None,
@@ -84,21 +84,21 @@ def test_profile_values_are_stored_shown_and_unset(profile: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), itertools.product(Name, itertools.product([False, True], repeat=3))
+    ("name", "sources"), itertools.product(Name, itertools.product([False, True], repeat=3))
 )
 def test_option_precedence_is_flag_variable_profile_default(
-    monkeypatch: pytest.MonkeyPatch, name: Name, said: tuple[bool, bool, bool]
+    monkeypatch: pytest.MonkeyPatch, name: Name, sources: tuple[bool, bool, bool]
 ) -> None:
     parameter, flag = PARAMETERS[name]
     by_flag, by_variable, by_profile = VALUES[name]
-    has_flag, has_variable, has_profile = said
+    has_flag, has_variable, has_profile = sources
     if has_profile:
         store(**{name: by_profile})
     if has_variable:
         monkeypatch.setenv(VARIABLES[name], by_variable)
     other = [] if name is Name.RUN else ["--run-id", "other"]
     words = [*other, *([flag, by_flag] if has_flag else [])]
-    if not any(said) and name is Name.RUN:
+    if not any(sources) and name is Name.RUN:
         assert invoke("tick", "--json").mistake["error"] == "--run-id is missing"
         return
     default = defaults.RPC if name is Name.RPC else None
@@ -111,8 +111,8 @@ def test_option_precedence_is_flag_variable_profile_default(
         if has_profile
         else default
     )
-    found = taken("tick", *words)[parameter]
-    assert (None if found is None else str(found)) == expected
+    value = taken("tick", *words)[parameter]
+    assert (None if value is None else str(value)) == expected
 
 
 def test_profile_fills_options_of_every_command() -> None:
@@ -149,8 +149,8 @@ def test_environment_key_precedes_profile_path(
     store(wallet="/profile.json", run="demo")
     monkeypatch.setenv(WALLET_VARIABLE, "x")
     assert taken("tick")["wallet_private_key_path"] is None
-    shown = invoke("config", "show", "--json").data["values"]["wallet"]
-    assert shown == {"value": None, "from": f"variable {WALLET_VARIABLE}"}
+    wallet = invoke("config", "show", "--json").data["values"]["wallet"]
+    assert wallet == {"value": None, "from": f"variable {WALLET_VARIABLE}"}
 
 
 def test_authorization_without_run_ignores_profile_run() -> None:
@@ -362,9 +362,9 @@ def test_help_explains_option_precedence() -> None:
 
 def test_profile_suffices_to_own_run(owner: Shell, run_id: str) -> None:
     store(rpc=owner.rpc, wallet=str(owner.wallet), run=run_id)
-    made = invoke("create-run", "--json").data
-    assert made["run_id"] == run_id
-    assert made["main_authority"] == invoke("show-identity", "--json").data["wallet"]
+    data = invoke("create-run", "--json").data
+    assert data["run_id"] == run_id
+    assert data["main_authority"] == invoke("show-identity", "--json").data["wallet"]
     assert invoke("show-run", "--json").data["run_id"] == run_id
     assert invoke("close-run", "--yes", "--json").code == 0
     result = invoke("json-dump-run", "--json").error

@@ -100,16 +100,16 @@ def test_light_recipe_trains(
             ["sh", "-c", f"sleep {FIRST_STEPS_SECONDS}; kill -9 {member.pid}"],
             start_new_session=True,
         )
-        seen = []
+        lines = []
         for text in member.stdout:
-            seen.append(text)
+            lines.append(text)
             if '"kind":"trained"' in text:
                 member.send_signal(signal.SIGINT)
         os.killpg(timer.pid, signal.SIGKILL)
         timer.wait()
-        assert member.wait(30) == 0, seen
-    assert any('"kind":"trained"' in text for text in seen)
-    assert '"kind":"left"' in seen[-1]
+        assert member.wait(30) == 0, lines
+    assert any('"kind":"trained"' in text for text in lines)
+    assert '"kind":"left"' in lines[-1]
 
     owner = project / "runs" / "wallets" / "owner.json"
     paused = invoke(
@@ -129,9 +129,9 @@ def validator() -> Iterator[str]:
     environment = {**os.environ, "AFTERMATH_VALIDATOR": str(BINARY)}
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout is not None
-        said = process.stdout.readline()
-        assert "rpc=" in said
-        yield said.partition("rpc=")[2].split()[0]
+        output_line = process.stdout.readline()
+        assert "rpc=" in output_line
+        yield output_line.partition("rpc=")[2].split()[0]
         process.send_signal(signal.SIGINT)
 
 
@@ -144,9 +144,11 @@ def test_devnet_recipes_lead_from_airdrop_to_trained_round(
     here = {key: value for key, value in variables.items() if key != "RPC"}
     here["WALLET_PRIVATE_KEY_PATH"] = str(tmp_path / "wallet.json")
     line = [sys.executable, "scripts/airdrop.py", validator, "--sol", "5", "--json"]
-    given = subprocess.run(line, cwd=project, env=here, capture_output=True, text=True, check=False)
-    assert given.returncode == 0, given.stderr
-    assert json.loads(given.stdout)["lamports"] == 5_000_000_000
+    completed = subprocess.run(
+        line, cwd=project, env=here, capture_output=True, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stderr
+    assert json.loads(completed.stdout)["lamports"] == 5_000_000_000
     setup = script(project, "setup-run.sh", validator, "light", env=here)
     assert setup.returncode == 0, setup.stderr
     assert "ready; join with" in setup.stdout
@@ -225,18 +227,18 @@ def test_recipe_without_wallet_names_its_variable(
     """On devnet, the refusal comes before anything is made or requested. The variable's wallet and
     the stored one are accepted.
     """
-    done = script(project, name, "devnet", "light", env=stub)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("error: no wallet was given\nfix: ")
-    assert "WALLET_PRIVATE_KEY_PATH" in done.stderr
-    assert "RAW_WALLET" not in done.stderr
+    completed = script(project, name, "devnet", "light", env=stub)
+    assert completed.returncode == 1
+    assert completed.stdout == ""
+    assert completed.stderr.startswith("error: no wallet was given\nfix: ")
+    assert "WALLET_PRIVATE_KEY_PATH" in completed.stderr
+    assert "RAW_WALLET" not in completed.stderr
     assert not (project / "runs").exists()
     wallet = tmp_path / "wallet.json"
-    named = script(
+    with_wallet = script(
         project, name, "devnet", "light", env=stub | {"WALLET_PRIVATE_KEY_PATH": str(wallet)}
     )
-    assert f"wallet {wallet}" in named.stdout
+    assert f"wallet {wallet}" in with_wallet.stdout
     create_wallet(wallet)
     profile = tmp_path / "profile.toml"
     profile.write_text(f'wallet = "{wallet}"\n')
@@ -267,8 +269,8 @@ def test_recipe_gives_checkpoint_dir_to_tier_0_by_default(
     keeps: bool,
 ) -> None:
     here = stub | {"WALLET_PRIVATE_KEY_PATH": "mine.json"} | environment
-    done = script(project, "start-training.sh", "localnet", "light", *arguments, env=here)
-    line = done.stdout.splitlines()[-1].partition(" (")[0]
+    completed = script(project, "start-training.sh", "localnet", "light", *arguments, env=here)
+    line = completed.stdout.splitlines()[-1].partition(" (")[0]
     assert line.startswith("train ")
     assert line.endswith(" ".join(arguments))
     assert ("runs/light/checkpoints" in line) == keeps
@@ -298,10 +300,10 @@ def test_large_recipe_passes_its_parallelism(
         | {"RPC": "localnet", "RUN_ID": "RUN", "WALLET_PRIVATE_KEY_PATH": "mine.json"}
         | environment
     )
-    done = script(
+    completed = script(
         project, "start-training.sh", "localnet", variant, "--matformer-tier", "1", env=here
     )
-    assert done.stdout.splitlines()[-1].startswith(f"{ranks} --matformer-tier 1 (")
+    assert completed.stdout.splitlines()[-1].startswith(f"{ranks} --matformer-tier 1 (")
 
 
 @pytest.mark.parametrize("name", ["setup-run.sh", "start-training.sh"])
@@ -309,9 +311,9 @@ def test_recipes_without_arguments_print_usage(
     project: Path, variables: dict[str, str], name: str
 ) -> None:
     for arguments in ((), ("localnet",), ("localnet", "heavy")):
-        done = script(project, name, *arguments, env=variables)
-        assert done.returncode == 2
-        sentence, fix = done.stderr.splitlines()
+        completed = script(project, name, *arguments, env=variables)
+        assert completed.returncode == 2
+        sentence, fix = completed.stderr.splitlines()
         assert sentence == "error: a cluster, and test or light, are needed"
         assert fix.startswith(f"fix: call it as: sh scripts/{name} localnet|devnet|URL test|light")
     assert not (project / "runs").exists()

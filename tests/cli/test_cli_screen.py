@@ -54,9 +54,9 @@ def test_member_screen_shows_training_and_q_leaves(
         terminal.shows("left the run")
         assert terminal.ended() == 0
         assert terminal.modes() == terminal.usual
-        said = terminal.after
-        assert f"run {run_id}: step " in said
-        assert "stopping" in said
+        screen = terminal.after
+        assert f"run {run_id}: step " in screen
+        assert "stopping" in screen
     kinds = [
         json.loads(line)["kind"]
         for file in sorted(events.iterdir())

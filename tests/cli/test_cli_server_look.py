@@ -79,12 +79,12 @@ def server_process(
     ) as process:
         assert process.stdout is not None
         try:
-            said = ""
-            while not (found := re.search(r"server ready run=\S+ port=(\d+)", said)):
+            output = ""
+            while not (match := re.search(r"server ready run=\S+ port=(\d+)", output)):
                 line_read = process.stdout.readline()
-                assert line_read, said
-                said += line_read
-            yield process, int(found[1])
+                assert line_read, output
+                output += line_read
+            yield process, int(match[1])
         finally:
             process.kill()
 
@@ -137,13 +137,15 @@ def test_show_run_and_watch_of_server_run_match_cluster(server: Server) -> None:
 
 def test_can_join_at_server_answers_and_names_next_command(server: Server, tmp_path: Path) -> None:
     joins = server("can-join", "--matformer-tier", "1", "--json")
-    found = json.loads(joins.out)
-    assert (joins.code, found["can_join"], found["reasons"]) == (0, True, [])
-    assert found["address"] == str(Keypair.from_seed(LISTED).pubkey())
-    named = f"aftermath-centralized client train --run-id {RUN} --server-addr {server.address} -i {server.key}"
-    assert f"next: {named} --matformer-tier 1\n" in server("can-join", "--matformer-tier", "1").err
+    data = json.loads(joins.out)
+    assert (joins.code, data["can_join"], data["reasons"]) == (0, True, [])
+    assert data["address"] == str(Keypair.from_seed(LISTED).pubkey())
+    command = f"aftermath-centralized client train --run-id {RUN} --server-addr {server.address} -i {server.key}"
     assert (
-        f"next: {named} --matformer-tier 0 --checkpoint-dir runs/{RUN}/checkpoints\n"
+        f"next: {command} --matformer-tier 1\n" in server("can-join", "--matformer-tier", "1").err
+    )
+    assert (
+        f"next: {command} --matformer-tier 0 --checkpoint-dir runs/{RUN}/checkpoints\n"
         in server("can-join").err
     )
     stranger = server("can-join", "--json", "-i", key_file(tmp_path / "unlisted.key", UNLISTED))
@@ -196,6 +198,6 @@ def test_server_with_ignored_sigint_stops_on_sigint(run_dir: Path, tmp_path: Pat
     ignoring = ("sh", "-c", 'trap "" INT; exec "$@"', "sh")
     with server_process(run_dir, tmp_path, *ignoring) as (process, _):
         process.send_signal(signal.SIGINT)
-        said, _ = process.communicate(timeout=60)
+        stdout, _ = process.communicate(timeout=60)
         assert process.returncode == 0
-    assert "the server stops: " in said
+    assert "the server stops: " in stdout

@@ -33,8 +33,8 @@ SEQUENCES = 40
 
 @pytest.fixture(params=sorted(configs()), ids=lambda path: str(path.relative_to(SHIPPED)))
 def shipped(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.param
-    return found
+    config: Path = request.param
+    return config
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_shipped_config_is_accepted_by_update_config(
         tokens.mkdir(parents=True)
         np.ones(SEQUENCES * llm.max_seq_len, "<u2").tofile(tokens / "tokens.bin")
     assert owner("create-run", "--run-id", run_id).code == 0
-    said = owner("update-config", "--run-id", run_id, "--config-path", shipped).data
-    assert len(said["tiers"]) == 3
-    assert said["data_hash"]
-    assert said["warnings"] == [], "what is shipped does not warn of itself"
+    data = owner("update-config", "--run-id", run_id, "--config-path", shipped).data
+    assert len(data["tiers"]) == 3
+    assert data["data_hash"]
+    assert data["warnings"] == [], "what is shipped does not warn of itself"

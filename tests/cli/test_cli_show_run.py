@@ -97,10 +97,10 @@ def watched(rpc: str, run_dir: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert people.stderr.read() == ""
     assert (script.code, script.err) == (0, "")
     after = owner("show-run", "--run-id", "watched").data
-    shown = invoke("show-run", "--rpc", rpc, "--run-id", "watched")
+    outcome = invoke("show-run", "--rpc", rpc, "--run-id", "watched")
     wallet = str(load_wallet(owner.wallet).pubkey)
     json_lines = [json.loads(line) for line in script.out.splitlines()]
-    return Watched(wallet, before, after, shown.out, lines, json_lines)
+    return Watched(wallet, before, after, outcome.out, lines, json_lines)
 
 
 @pytest.mark.slow
@@ -146,8 +146,8 @@ def test_watch_without_terminal_prints_changes_as_lines(watched: Watched) -> Non
     assert len(watched.lines) == len(set(watched.lines))
     assert "waiting for members (epoch 0); step 0 of" in watched.lines[0]
     assert "in cooldown (epoch 0, round" in watched.lines[-1]
-    seen = [json.dumps(line) for line in watched.json_lines]
-    assert len(seen) == len(set(seen))
+    lines = [json.dumps(line) for line in watched.json_lines]
+    assert len(lines) == len(set(lines))
     states = [line["state"] for line in watched.json_lines]
     assert states[0] == "waiting_for_members"
     assert states[-1] == "cooldown"
@@ -158,10 +158,10 @@ def test_watch_without_terminal_prints_changes_as_lines(watched: Watched) -> Non
 
 def test_watch_of_missing_run_is_refused(owner: Shell) -> None:
     for command in ("show-run", "watch"):
-        done = invoke(command, "--rpc", owner.rpc, "--run-id", "nowhere", "--json")
-        assert "there is no run 'nowhere'" in done.error["error"]
-        assert done.error["code"] == "no-such-run"
-        assert "list-runs" in done.error["fix"]
+        outcome = invoke(command, "--rpc", owner.rpc, "--run-id", "nowhere", "--json")
+        assert "there is no run 'nowhere'" in outcome.error["error"]
+        assert outcome.error["code"] == "no-such-run"
+        assert "list-runs" in outcome.error["fix"]
 
 
 @pytest.mark.slow
@@ -180,7 +180,7 @@ def test_watch_on_terminal_has_tabs_and_q_closes(owner: Shell, run: str) -> None
         assert terminal.modes() == terminal.usual
         (last,) = terminal.after.splitlines()
         assert "in cooldown (epoch 0, round " in last
-    assert "\x1b[2Jgpj" not in terminal.seen
+    assert "\x1b[2Jgpj" not in terminal.output
 
 
 @pytest.mark.slow
@@ -190,7 +190,7 @@ def test_watch_on_dumb_terminal_prints_lines(owner: Shell, run: str) -> None:
         terminal.shows("waits for members: 0 of 1")
         terminal.press("\x03")
         assert terminal.ended() == 0
-    assert "\x1b" not in terminal.seen
+    assert "\x1b" not in terminal.output
 
 
 def test_watch_ends_when_run_is_closed(owner: Shell, run: str) -> None:

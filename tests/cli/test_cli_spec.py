@@ -80,16 +80,16 @@ def test_unknown_optimizer_is_named_and_replaceable(
     configured: Shell, run_id: str, config: Path
 ) -> None:
     write_later_spec(configured, run_id, config, b'"Distro"', b'"Sophia"')
-    said = "Sophia is not a known key"
-    assert said in configured("show-run", "--run-id", run_id).data["spec_error"]
+    message = "Sophia is not a known key"
+    assert message in configured("show-run", "--run-id", run_id).data["spec_error"]
     dumped = configured("json-dump-run", "--run-id", run_id).data["model"]
-    assert said in dumped["spec_error"]
+    assert message in dumped["spec_error"]
     assert "optimizer" not in dumped, "nobody read what it is"
     listed = configured("list-runs").data
     assert run_id in [run["run_id"] for run in listed]
     joiner = train(configured, "--run-id", run_id)
     assert joiner.code == 1
-    assert said in joiner.err
+    assert message in joiner.err
     assert "measuring" not in joiner.out
     replaced = configured("update-config", "--run-id", run_id, "--config-path", config).data
     assert any("optimizer" in change["key"] for change in replaced["changes"])

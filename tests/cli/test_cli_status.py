@@ -38,20 +38,20 @@ def test_status_shows_runs_and_seats_of_wallet(
     (tmp_path / "config.toml").write_text(
         text.replace("[config]", f"[config]\njoin_bond = {BOND}", 1)
     )
-    named = ("--run-id", run_id)
-    assert owner("create-run", *named).code == 0
-    assert owner("update-config", *named, "--config-path", tmp_path / "config.toml").code == 0
-    assert owner("set-paused", *named, "resume").code == 0
+    run_option = ("--run-id", run_id)
+    assert owner("create-run", *run_option).code == 0
+    assert owner("update-config", *run_option, "--config-path", tmp_path / "config.toml").code == 0
+    assert owner("set-paused", *run_option, "resume").code == 0
     asyncio.run(join(owner, run_id, BOND))
 
-    found = status(owner)
-    assert found["wallet"] == str(load_wallet(owner.wallet).pubkey)
-    assert found["rpc"] == shown(owner.rpc)
-    assert found["lamports"] > 0
-    (run,) = found["runs"]
+    data = status(owner)
+    assert data["wallet"] == str(load_wallet(owner.wallet).pubkey)
+    assert data["rpc"] == shown(owner.rpc)
+    assert data["lamports"] > 0
+    (run,) = data["runs"]
     assert (run["run_id"], run["state"], run["members"]) == (run_id, "waiting_for_members", 1)
     assert run["roles"] == ["owner", "join authority"]
-    (seat,) = found["seats"]
+    (seat,) = data["seats"]
     assert (seat["seat"], seat["tier"], seat["bond_lamports"]) == (0, 0, BOND)
     assert seat["member"] == "joins the next epoch"
 
@@ -60,8 +60,8 @@ def test_status_shows_runs_and_seats_of_wallet(
     assert "0.02 SOL" in page.out
 
     asyncio.run(leave(owner, run_id))
-    assert owner("set-paused", *named, "pause").code == 0
-    assert owner("close-run", *named, "--yes").code == 0
+    assert owner("set-paused", *run_option, "pause").code == 0
+    assert owner("close-run", *run_option, "--yes").code == 0
     closed = status(owner)
     assert closed["runs"] == []
     (seat,) = closed["seats"]
@@ -70,18 +70,18 @@ def test_status_shows_runs_and_seats_of_wallet(
     page = invoke("status", "--rpc", owner.rpc, "-w", owner.wallet)
     (command,) = re.findall(r"get back bond and rent: aftermath-solana (withdraw .*)", page.err)
     # by its address, because the chain has no name of a closed run
-    done = invoke(*shlex.split(command), "--json")
-    assert done.data["lamports_returned"] > BOND
+    outcome = invoke(*shlex.split(command), "--json")
+    assert outcome.data["lamports_returned"] > BOND
     assert status(owner)["seats"] == []
 
 
 def test_withdraw_by_address_of_existing_run_names_run_option(
     owner: Shell, run_id: str, run_dir: Path
 ) -> None:
-    named = ("--run-id", run_id)
-    assert owner("create-run", *named).code == 0
-    assert owner("update-config", *named, "--config-path", run_dir / "config.toml").code == 0
-    assert owner("set-paused", *named, "resume").code == 0
+    run_option = ("--run-id", run_id)
+    assert owner("create-run", *run_option).code == 0
+    assert owner("update-config", *run_option, "--config-path", run_dir / "config.toml").code == 0
+    assert owner("set-paused", *run_option, "resume").code == 0
     asyncio.run(join(owner, run_id, 0))
     (seat,) = status(owner)["seats"]
     assert seat["withdraw"] is None

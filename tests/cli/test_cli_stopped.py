@@ -21,14 +21,14 @@ Event = dict[str, Any]
 
 
 def events_until(
-    process: subprocess.Popen[str], wanted: Callable[[Event], bool]
+    process: subprocess.Popen[str], predicate: Callable[[Event], bool]
 ) -> Iterator[Event]:
     """Return the events of a member up to a given one."""
     assert process.stdout is not None
     for line in process.stdout:
         event = json.loads(line)
         yield event
-        if wanted(event):
+        if predicate(event):
             return
     raise AssertionError("the member ended before that")
 
@@ -80,27 +80,28 @@ def trained(event: Event, steps: int) -> bool:
 
 def check_other_starts_refused(owner: Shell, run_id: str, line: list[str]) -> None:
     """Check that a start without the saved copy is refused, and that can-join names the copy."""
-    kept = line[-1]
+    directory = line[-1]
     before = owner("show-run", "--run-id", run_id).data["members"]
-    for changed in (line[:-2], [*line[:-1], f"{kept}-2"], [*line, "--matformer-tier", "1"]):
+    for changed in (line[:-2], [*line[:-1], f"{directory}-2"], [*line, "--matformer-tier", "1"]):
         for dry in ((), ("--dry-run",)):
             start = subprocess.run([*changed, *dry], capture_output=True, text=True, check=False)
             assert start.returncode == 1, start.stdout
-            assert f"saved in {kept}\nfix: Add --checkpoint-dir {kept} --matformer-tier 0, or" in (
-                start.stderr
+            assert (
+                f"saved in {directory}\nfix: Add --checkpoint-dir {directory} --matformer-tier 0, or"
+                in (start.stderr)
             )
             assert f"tick --run-id {run_id} --rpc {owner.rpc} -w {owner.wallet} first to" in (
                 start.stderr
             )
-    asked = [
+    command = [
         *(CONSOLE, "can-join", "--rpc", owner.rpc, "--run-id", run_id),
         *("--address", owner.wallet, "--device", "cpu"),
     ]
-    answer = subprocess.run(asked, capture_output=True, text=True, check=False)
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
     (following,) = [text for text in answer.stderr.splitlines() if text.startswith("next: ")]
-    assert f"--matformer-tier 0 -w {owner.wallet} --checkpoint-dir {kept}" in following
-    assert subprocess.run([*asked, "--matformer-tier", "1"], check=False).returncode == 1
+    assert f"--matformer-tier 0 -w {owner.wallet} --checkpoint-dir {directory}" in following
+    assert subprocess.run([*command, "--matformer-tier", "1"], check=False).returncode == 1
     assert owner("show-run", "--run-id", run_id).data["members"] == before
 
 
@@ -120,9 +121,9 @@ def test_interrupted_lone_member_resumes_from_saved_steps(
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as waiting:
         list(events_until(waiting, lambda event: event["kind"] == "model"))
         waiting.send_signal(number)  # it waits for the end of its epoch
-        kept = list(events_until(waiting, lambda event: event["kind"] == "stopped"))[-1]
+        stopped_event = list(events_until(waiting, lambda event: event["kind"] == "stopped"))[-1]
         assert waiting.wait(30) == 0
-    assert (kept["step"], kept["continues"]) == (stopped["step"], True)
+    assert (stopped_event["step"], stopped_event["continues"]) == (stopped["step"], True)
     with subprocess.Popen(line, stdout=subprocess.PIPE, text=True) as again:
         events_read = list(events_until(again, lambda event: event["kind"] == "applied"))
         again.send_signal(signal.SIGINT)
@@ -131,8 +132,8 @@ def test_interrupted_lone_member_resumes_from_saved_steps(
         stopped["step"]
     ]
     assert events_read[-1]["step"] == stopped["step"] + 1
-    found = owner("show-run", "--run-id", run_id).data
-    assert found["checkpoint_step"] == stopped["step"]
+    data = owner("show-run", "--run-id", run_id).data
+    assert data["checkpoint_step"] == stopped["step"]
 
 
 @pytest.mark.slow
@@ -148,5 +149,7 @@ def test_lone_member_unable_to_save_fails_with_lost_steps(line: list[str], tmp_p
         events_read = [json.loads(text) for text in member.stdout or ()]
         assert member.wait(90) == 12
     warned = [event["message"] for event in events_read if event["kind"] == "warning"]
-    assert any("trained steps are lost: this member had the only copy" in said for said in warned)
+    assert any(
+        "trained steps are lost: this member had the only copy" in message for message in warned
+    )
     assert "trained steps are lost" in events_read[-1]["message"]

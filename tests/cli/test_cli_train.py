@@ -26,8 +26,8 @@ def torchless() -> Iterator[Torchless]:
 
 
 def test_train_defaults_equal_settings() -> None:
-    given = {option.name: option.default for option in settings_options()} | {"run_id": "demo"}
-    assert build_settings(**given) == TrainSettings(run_id="demo")
+    options = {option.name: option.default for option in settings_options()} | {"run_id": "demo"}
+    assert build_settings(**options) == TrainSettings(run_id="demo")
 
 
 def test_hub_token_comes_from_environment_and_is_hidden(
@@ -64,11 +64,11 @@ def test_train_option_errors_come_before_torch_import(
         ),
         (("--matformer-tier", "auto"), f"there is no run '{run_id}'"),
     ):
-        done = torchless(*train_line(owner, run_id, *arguments))
-        assert done.code in (1, 2), (arguments, done)
-        assert done.err.startswith("error: "), done
-        assert sentence in done.err
-        assert "loading PyTorch" not in done.out + done.err
+        outcome = torchless(*train_line(owner, run_id, *arguments))
+        assert outcome.code in (1, 2), (arguments, outcome)
+        assert outcome.err.startswith("error: "), outcome
+        assert sentence in outcome.err
+        assert "loading PyTorch" not in outcome.out + outcome.err
     taken.close()
 
 
@@ -76,45 +76,45 @@ def test_train_is_refused_before_torch_import(
     owner: Shell, run_id: str, run_dir: Path, torchless: Torchless
 ) -> None:
     assert owner("create-run", "--run-id", run_id).code == 0
-    done = torchless(*train_line(owner, run_id))
-    assert "is not configured yet" in done.err
+    outcome = torchless(*train_line(owner, run_id))
+    assert "is not configured yet" in outcome.err
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
-    done = torchless(*train_line(owner, run_id, "--matformer-tier", "3"))
-    assert done.code == 1
-    assert "has tiers 0 to 2" in done.err
+    outcome = torchless(*train_line(owner, run_id, "--matformer-tier", "3"))
+    assert outcome.code == 1
+    assert "has tiers 0 to 2" in outcome.err
     only = ("--client-version", "of old")
     assert owner("update-config", "--run-id", run_id, *only).code == 0
-    done = torchless(*train_line(owner, run_id))
-    assert done.code == 10
+    outcome = torchless(*train_line(owner, run_id))
+    assert outcome.code == 10
     assert owner("update-config", "--run-id", run_id, "--client-version", "").code == 0
-    done = torchless(*train_line(owner, run_id))
-    assert (done.code, done.err) == (130, "interrupted\n")
-    assert done.out.splitlines()[-1].endswith("loading PyTorch…")
+    outcome = torchless(*train_line(owner, run_id))
+    assert (outcome.code, outcome.err) == (130, "interrupted\n")
+    assert outcome.out.splitlines()[-1].endswith("loading PyTorch…")
 
 
 def test_can_join_is_refused_before_torch_import(
     owner: Shell, run_id: str, run_dir: Path, torchless: Torchless
 ) -> None:
-    def asked(*more: str) -> Outcome:
+    def can_join(*more: str) -> Outcome:
         return torchless(
             "can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", owner.wallet, *more
         )
 
-    done = asked("--device", "nonsense")
-    assert done.code == 2
-    assert done.err.startswith("error: --device 'nonsense' is not a valid device")
-    done = asked()
-    assert done.code == 1
-    assert done.err.startswith(f"error: there is no run '{run_id}'")
+    outcome = can_join("--device", "nonsense")
+    assert outcome.code == 2
+    assert outcome.err.startswith("error: --device 'nonsense' is not a valid device")
+    outcome = can_join()
+    assert outcome.code == 1
+    assert outcome.err.startswith(f"error: there is no run '{run_id}'")
     assert owner("create-run", "--run-id", run_id).code == 0
-    done = asked()
-    assert done.code == 1
-    assert done.out.startswith("not yet: the run is new, and waits for update-config")
-    assert "reads" not in done.out
-    assert "loading PyTorch" not in done.err
+    outcome = can_join()
+    assert outcome.code == 1
+    assert outcome.out.startswith("not yet: the run is new, and waits for update-config")
+    assert "reads" not in outcome.out
+    assert "loading PyTorch" not in outcome.err
     rehearsal = ("train", "--rpc", owner.rpc, "-w", owner.wallet, "--run-id", run_id, "--dry-run")
     rehearsed = torchless(*rehearsal)
     assert rehearsed.code == 1
@@ -124,9 +124,9 @@ def test_can_join_is_refused_before_torch_import(
         == 0
     )
     assert owner("update-config", "--run-id", run_id, "--client-version", "of old").code == 0
-    done = asked()
-    assert done.code == 130
-    *objections, loading, interrupted = done.err.splitlines()
+    outcome = can_join()
+    assert outcome.code == 130
+    *objections, loading, interrupted = outcome.err.splitlines()
     assert [line.partition(",")[0] for line in objections] == [
         "no: the run is new",
         f"no: run {run_id} requires client version of old",
@@ -135,15 +135,15 @@ def test_can_join_is_refused_before_torch_import(
     assert (
         owner("kick", "--run-id", run_id, "--wallet", owner.wallet, "--bar").data["barred"] is True
     )
-    done = asked()
-    assert done.code == 11
-    assert "this wallet is barred from run" in done.out
-    assert "loading PyTorch" not in done.err
+    outcome = can_join()
+    assert outcome.code == 11
+    assert "this wallet is barred from run" in outcome.out
+    assert "loading PyTorch" not in outcome.err
 
 
 def test_train_local_announces_torch_import(tmp_path: Path, torchless: Torchless) -> None:
-    done = torchless("train-local", "--model", tmp_path, "--data-path", tmp_path)
-    assert (done.code, done.err) == (130, "loading PyTorch…\ninterrupted\n")
+    outcome = torchless("train-local", "--model", tmp_path, "--data-path", tmp_path)
+    assert (outcome.code, outcome.err) == (130, "loading PyTorch…\ninterrupted\n")
 
 
 def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,25 +165,29 @@ def test_take_part_with_ignored_sigint_ends_on_sigint(monkeypatch: pytest.Monkey
 
 
 def test_train_for_unknown_run_is_refused(owner: Shell) -> None:
-    done = train(owner, "--run-id", "nowhere")
-    assert done.code == 1
-    assert done.err.startswith("error: there is no run 'nowhere'")
-    assert "\nfix: " in done.err
+    outcome = train(owner, "--run-id", "nowhere")
+    assert outcome.code == 1
+    assert outcome.err.startswith("error: there is no run 'nowhere'")
+    assert "\nfix: " in outcome.err
 
 
 def test_prompt_tokens_without_prompt_is_refused(owner: Shell) -> None:
-    done = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
-    assert done.code == 2
-    assert done.err.startswith("error: --prompt-tokens requires --prompt-text\nfix: Pass --prompt")
+    outcome = train(owner, "--run-id", "nowhere", "--prompt-tokens", "8")
+    assert outcome.code == 2
+    assert outcome.err.startswith(
+        "error: --prompt-tokens requires --prompt-text\nfix: Pass --prompt"
+    )
 
 
 def test_train_tui_into_pipe_prints_lines(owner: Shell, tmp_path: Path) -> None:
-    done = train(owner, "--run-id", "nowhere", "--logs", "tui", "--events-dir", tmp_path / "events")
-    assert done.code == 1
-    first = done.out.splitlines()[0]
+    outcome = train(
+        owner, "--run-id", "nowhere", "--logs", "tui", "--events-dir", tmp_path / "events"
+    )
+    assert outcome.code == 1
+    first = outcome.out.splitlines()[0]
     assert "run nowhere, tier 0, wallet " in first
     assert f"{datetime.now(UTC):%Y-}" in first
-    assert "\x1b" not in done.out
+    assert "\x1b" not in outcome.out
     [events] = (tmp_path / "events").iterdir()
     assert [json.loads(line)["kind"] for line in events.read_text().splitlines()] == [
         "started",
@@ -192,11 +196,11 @@ def test_train_tui_into_pipe_prints_lines(owner: Shell, tmp_path: Path) -> None:
 
 
 def test_train_json_error_is_event_and_object(owner: Shell) -> None:
-    done = train(owner, "--run-id", "nowhere", "--json")
-    assert done.code == 1
-    error = json.loads(done.err.splitlines()[-1])
+    outcome = train(owner, "--run-id", "nowhere", "--json")
+    assert outcome.code == 1
+    error = json.loads(outcome.err.splitlines()[-1])
     assert "there is no run 'nowhere'" in error["error"]
     assert error["fix"]
-    event = json.loads(done.out.splitlines()[-1])
+    event = json.loads(outcome.out.splitlines()[-1])
     assert event["kind"] == "error"
     assert error["error"] in event["message"]

@@ -51,9 +51,9 @@ UNSAVED = (
 
 def test_train_local_without_out_says_that_nothing_is_saved(run_dir: Path, tmp_path: Path) -> None:
     for more, sentences in (((), UNSAVED), (("--out", tmp_path / "out"), ())):
-        done = invoke(*quick(run_dir, *more))
-        assert done.code == 0, done.err
-        assert tuple(line for line in done.err.splitlines() if "save" in line) == sentences
+        outcome = invoke(*quick(run_dir, *more))
+        assert outcome.code == 0, outcome.err
+        assert tuple(line for line in outcome.err.splitlines() if "save" in line) == sentences
 
 
 @pytest.mark.slow
@@ -73,13 +73,15 @@ def test_train_local_without_out_says_so_at_interrupt(run_dir: Path) -> None:
 
 @pytest.mark.slow
 def test_train_local_config_of_run_trains_its_tiers(run_dir: Path, tmp_path: Path) -> None:
-    done = invoke(*quick(run_dir, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
-    assert (done.code, done.err) == (0, "")
-    said = events(done.out)
-    assert [event["kind"] for event in said] == ["started", *["step"] * 6, "finished"]
-    kept = events((tmp_path / "out" / "events.jsonl").read_text())
-    assert [event | {"at": 0} for event in said] == [event | {"at": 0} for event in kept]
-    steps = said[1:-1]
+    outcome = invoke(*quick(run_dir, "--tiers", "0,1,2", "--out", tmp_path / "out", "--json"))
+    assert (outcome.code, outcome.err) == (0, "")
+    output_events = events(outcome.out)
+    assert [event["kind"] for event in output_events] == ["started", *["step"] * 6, "finished"]
+    file_events = events((tmp_path / "out" / "events.jsonl").read_text())
+    assert [event | {"at": 0} for event in output_events] == [
+        event | {"at": 0} for event in file_events
+    ]
+    steps = output_events[1:-1]
     assert [event["step"] for event in steps] == list(range(1, 7))
     assert all(
         event["tokens"] == 6 * 64 and event["seconds"] > 0 and len(event["losses"]) == 3
@@ -95,9 +97,9 @@ def test_train_local_prints_readable_lines(run_dir: Path, tmp_path: Path, optimi
     held_out.mkdir()
     text = (run_dir / "tokens" / "tokens-00000.bin").read_bytes()
     (held_out / "tokens-00000.bin").write_bytes(text[: 64 * 2 * 5])
-    done = invoke(*quick(run_dir, "--optimizer", optimizer, "--held-out-path", held_out))
-    assert done.code == 0, done.err
-    lines = done.out.splitlines()
+    outcome = invoke(*quick(run_dir, "--optimizer", optimizer, "--held-out-path", held_out))
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
     assert lines[0].startswith(f"{optimizer}, 1 member (tier 0), ")
     assert lines[1].startswith("step 1 of 6  loss 5.")
     assert "tokens/s" in lines[1]
@@ -141,9 +143,9 @@ def test_train_local_interrupted_ends_with_same_weights(
         assert events(ended.out)[-1]["step"] == last
     with pytest.raises(Killed):
         run(7, kill)
-    done = run(0, kill)
-    assert done.code == 0, done.err
-    assert events(done.out)[0]["done"] == 5
+    outcome = run(0, kill)
+    assert outcome.code == 0, outcome.err
+    assert events(outcome.out)[0]["done"] == 5
     ours, theirs = (
         load_file(tmp_path / name / "checkpoint" / "model.safetensors") for name in ("whole", "cut")
     )
@@ -166,17 +168,19 @@ def test_train_local_interrupted_resumes_to_same_end(run_dir: Path, tmp_path: Pa
             [CONSOLE, *cut], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
         assert process.stdout is not None
-        begun, *done = (json.loads(process.stdout.readline()) for _ in range(5))
+        begun, *first_events = (json.loads(process.stdout.readline()) for _ in range(5))
         assert begun["done"] == reached
         time.sleep(0.02 * number)  # somewhere in a step, or while saving after it
         process.send_signal(ending)
-        out, said = process.communicate(timeout=240)
-        reached = [event["step"] for event in done + events(out) if event["kind"] == "step"][-1]
-        assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130), said
-        assert ("continues from the last state saved" in said) == (ending is not signal.SIGKILL)
-    done = invoke(*cut)
-    assert done.code == 0, done.err
-    first = events(done.out)[0]
+        out, stderr = process.communicate(timeout=240)
+        reached = [
+            event["step"] for event in first_events + events(out) if event["kind"] == "step"
+        ][-1]
+        assert process.returncode == (-signal.SIGKILL if ending is signal.SIGKILL else 130), stderr
+        assert ("continues from the last state saved" in stderr) == (ending is not signal.SIGKILL)
+    outcome = invoke(*cut)
+    assert outcome.code == 0, outcome.err
+    first = events(outcome.out)[0]
     resumed = begun["done"]
     saved = [resumed, *(step for step in range(7, steps, 7) if resumed < step <= reached)]
     assert first["done"] in saved[-2:], "the kill may come while a state is saved"

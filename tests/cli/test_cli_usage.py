@@ -150,24 +150,24 @@ MISTAKES = [
 
 
 def test_missing_argument_error_names_command() -> None:
-    said = invoke("config", "explain", "--json").mistake
-    assert said["error"] == "key is missing"
-    assert said["fix"].startswith("aftermath-solana config explain KEY; ")
+    mistake = invoke("config", "explain", "--json").mistake
+    assert mistake["error"] == "key is missing"
+    assert mistake["fix"].startswith("aftermath-solana config explain KEY; ")
 
 
 @pytest.mark.parametrize(
     ("line", "sentence", "fix"), MISTAKES, ids=[mistake[0][:40] for mistake in MISTAKES]
 )
 def test_usage_errors_all_have_one_form(line: str, sentence: str, fix: str) -> None:
-    said = invoke(*line.split()).err.splitlines()
-    assert said[0].startswith("error: ")
-    assert said[1].startswith("fix: ")
-    assert len(said) == 2
-    assert ("Did you mean" in said[1]) == ("Did you mean" in fix)
+    lines = invoke(*line.split()).err.splitlines()
+    assert lines[0].startswith("error: ")
+    assert lines[1].startswith("fix: ")
+    assert len(lines) == 2
+    assert ("Did you mean" in lines[1]) == ("Did you mean" in fix)
     first, *rest = line.split()
     result = invoke(first, "--json", *rest).mistake
     assert sentence in result["error"]
-    assert sentence in said[0]
+    assert sentence in lines[0]
     assert fix in result["fix"]
 
 
@@ -235,8 +235,8 @@ def test_invalid_value_error_is_equal_in_all_commands(
         "--rpc",
         "http://127.0.0.1:9",
     ]
-    done = invoke_ending(*line, "--json")
-    assert "nonsense" in done.mistake["error"]
+    outcome = invoke_ending(*line, "--json")
+    assert "nonsense" in outcome.mistake["error"]
 
 
 def test_module_equals_command() -> None:

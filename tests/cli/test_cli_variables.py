@@ -38,10 +38,10 @@ def test_invalid_variable_error_names_variable(
     variable: str, value: str, line: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(variable, value)
-    said = invoke(*line)
-    assert said.code in (1, 2)
-    assert variable in said.err
-    assert "secret" not in said.err
+    outcome = invoke(*line)
+    assert outcome.code in (1, 2)
+    assert variable in outcome.err
+    assert "secret" not in outcome.err
 
 
 def test_missing_required_options_are_named_with_variables(
@@ -55,11 +55,13 @@ def test_missing_required_options_are_named_with_variables(
                 monkeypatch.delenv(str(option.envvar), raising=False)
         if not required:
             continue
-        said = invoke(*name.split())
-        assert said.code == 2, name
-        (missing,) = [option for option in required if f"{option.opts[0]} is missing" in said.err]
+        outcome = invoke(*name.split())
+        assert outcome.code == 2, name
+        (missing,) = [
+            option for option in required if f"{option.opts[0]} is missing" in outcome.err
+        ]
         if missing.envvar:
-            assert f"or set {missing.envvar}" in said.err, name
+            assert f"or set {missing.envvar}" in outcome.err, name
 
 
 def test_invalid_bucket_host_names_its_variable(
@@ -86,9 +88,9 @@ def test_recipe_names_missing_variables(
     script: str, words: tuple[str, ...], names: str, tmp_path: Path
 ) -> None:
     """Without HOME, too, as in a container."""
-    kept = ("PATH", "PYTHONPATH")
-    environment = {name: os.environ[name] for name in kept if name in os.environ}
-    done = subprocess.run(
+    variables = ("PATH", "PYTHONPATH")
+    environment = {name: os.environ[name] for name in variables if name in os.environ}
+    completed = subprocess.run(
         ["sh", ROOT / "scripts" / script, *words],
         capture_output=True,
         text=True,
@@ -96,8 +98,8 @@ def test_recipe_names_missing_variables(
         env=environment,
         check=False,
     )
-    assert done.returncode in (1, 2)
-    sentence, fix = done.stderr.splitlines()
+    assert completed.returncode in (1, 2)
+    sentence, fix = completed.stderr.splitlines()
     assert sentence.startswith("error: ")
     assert fix.startswith("fix: ")
-    assert names in done.stderr
+    assert names in completed.stderr

@@ -28,9 +28,9 @@ NOBODY = "http://127.0.0.1:9"
 
 @pytest.mark.parametrize("words", ["tick", "model init", "model", "config set", ""])
 def test_help_command_equals_help_option(words: str) -> None:
-    asked = invoke("help", *words.split())
-    assert asked == invoke(*words.split(), "--help")
-    assert asked.code == 0
+    outcome = invoke("help", *words.split())
+    assert outcome == invoke(*words.split(), "--help")
+    assert outcome.code == 0
 
 
 def test_help_of_unknown_command_suggests_one() -> None:
@@ -40,43 +40,43 @@ def test_help_of_unknown_command_suggests_one() -> None:
 
 
 def test_help_of_another_script_shows_its_commands() -> None:
-    asked = invoke("help", "watch", script=CENTRALIZED.app)
-    assert "Usage: aftermath-centralized watch" in asked.out
+    outcome = invoke("help", "watch", script=CENTRALIZED.app)
+    assert "Usage: aftermath-centralized watch" in outcome.out
 
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("flag", ["-q", "--quiet"])
 def test_quiet_command_prints_result_without_advice(tmp_path: Path, place: str, flag: str) -> None:
     words = ["show-identity", "--create", "-w", str(tmp_path / "wallet.json")]
-    done = invoke(flag, *words) if place == "before" else invoke(*words, flag)
-    assert done.code == 0
-    assert "wallet" in done.out
-    assert done.err == ""
+    outcome = invoke(flag, *words) if place == "before" else invoke(*words, flag)
+    assert outcome.code == 0
+    assert "wallet" in outcome.out
+    assert outcome.err == ""
 
 
 def test_quiet_command_prints_warnings_and_errors(tmp_path: Path) -> None:
-    done = invoke("config", "set", "-q", "wallet", tmp_path / "none.json")
-    assert "warning: there is no key file" in done.err
+    outcome = invoke("config", "set", "-q", "wallet", tmp_path / "none.json")
+    assert "warning: there is no key file" in outcome.err
     wrong = invoke("-q", "show-identity", "-w", tmp_path / "none.json")
     assert wrong.err.startswith("error: there is no key file")
 
 
 def test_verbose_command_logs_module_messages(rpc: str, caplog: pytest.LogCaptureFixture) -> None:
-    def asked(*flags: str) -> bool:
+    def has_log(*flags: str) -> bool:
         caplog.clear()
         assert invoke(*flags, "list-runs", "--rpc", NOBODY, "--rpc-2", rpc).code == 0
         return any(record.levelno == logging.DEBUG for record in caplog.records)
 
-    assert asked("-v")
-    assert not asked()
+    assert has_log("-v")
+    assert not has_log()
 
 
 def test_verbose_status_logs_each_answer(
     rpc: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     create_wallet(tmp_path / "wallet.json")
-    done = invoke("status", "-v", "--rpc", rpc, "-w", tmp_path / "wallet.json")
-    assert done.code == 0, done.err
+    outcome = invoke("status", "-v", "--rpc", rpc, "-w", tmp_path / "wallet.json")
+    assert outcome.code == 0, outcome.err
     assert any(f"{rpc} answered GetBalance" in record.message for record in caplog.records)
 
 

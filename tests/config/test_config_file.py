@@ -203,10 +203,10 @@ def test_bare_word_chooses_variant_without_settings() -> None:
 def test_schedules(table: str, expected: dict[str, Any]) -> None:
     config = parse_as(without("model.LLM.lr_schedule.Cosine", table), "config.toml", RunConfig)
     schedule = config.llm.spec.values()["lr_schedule"]
-    shown = {
+    fields = {
         key: real(value) if key.endswith("_bits") else value for key, value in schedule.items()
     }
-    assert {key: shown[key] for key in expected} == expected
+    assert {key: fields[key] for key in expected} == expected
 
 
 def test_embedding_and_head_may_keep_more() -> None:
@@ -252,10 +252,10 @@ def test_adamw_table_is_read() -> None:
 
 
 def test_sparseloco_table_is_read_and_missing_keys_have_defaults() -> None:
-    named = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
+    choices = 'inner_steps = 7\ninner_optimizer = "muon"\nouter_lr = 0.5\ndivisor = "root"\nvalue_bits = 1\n'
     numbers = "compression_topk = 9\ncompression_topk_embeddings = 10\ncompression_chunk = 32\nclip_grad_norm = 0.25\n"
-    said = parse_as(changed((DISTRO, SPARSELOCO + named + numbers)), "c", RunConfig)
-    assert said.llm.optimizer.settings == SparseLoCo(
+    config = parse_as(changed((DISTRO, SPARSELOCO + choices + numbers)), "c", RunConfig)
+    assert config.llm.optimizer.settings == SparseLoCo(
         inner_steps=7,
         inner_optimizer="muon",
         outer_lr=0.5,
@@ -285,18 +285,18 @@ def test_light_preset_equals_best_measured_arm() -> None:
     """It equals the best arm of benchmarks/arms.toml, with that arm's rate at the largest size and
     without overlap.
     """
-    said = tomllib.loads((REPOSITORY / "benchmarks/arms.toml").read_text())
+    arms = tomllib.loads((REPOSITORY / "benchmarks/arms.toml").read_text())
     winner: dict[str, Any] = {}
     largest: list[float] = []
-    for arm in said["arm"]:
-        if arm["name"] == said["winner"]["8"]:
+    for arm in arms["arm"]:
+        if arm["name"] == arms["winner"]["8"]:
             winner |= arm
             largest += arm["lr"] if "10M" in arm["sizes"] else []
     config = load_config(REPOSITORY / "config/solana-test/light-config.toml")
     has = config.llm.optimizer.settings
     assert isinstance(has, SparseLoCo)
-    named = ("inner_steps", "inner_optimizer", "outer_lr", "orthogonal_lr")
-    assert {name: getattr(has, name) for name in named} == {name: winner[name] for name in named}
+    keys = ("inner_steps", "inner_optimizer", "outer_lr", "orthogonal_lr")
+    assert {name: getattr(has, name) for name in keys} == {name: winner[name] for name in keys}
     assert (has.divisor, has.topk, has.bits) == (
         winner["mean"],
         winner["topk"],

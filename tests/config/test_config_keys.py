@@ -56,7 +56,7 @@ COMPANIONS = {
 """Other keys that must be set so that a key's limit applies."""
 
 
-def named(key: ConfigKey) -> Any:
+def param_of(key: ConfigKey) -> Any:
     return pytest.param(key, id=key.name)
 
 
@@ -83,8 +83,8 @@ def with_value(key: ConfigKey, value: Any) -> dict[str, Any]:
                     "shuffle": "DontShuffle",
                     "location": {"SingleUrl": {"url": "https://x/y"}},
                 }
-                given = tomllib.loads(other.example) if other.example else filled
-                table[other.path[-1]] = given[other.path[-1]]
+                values = tomllib.loads(other.example) if other.example else filled
+                table[other.path[-1]] = values[other.path[-1]]
     table |= COMPANIONS.get(key.name, {})
     table[key.path[-1]] = value
     return tables
@@ -125,14 +125,14 @@ def test_config_key_descriptions_fit_one_line() -> None:
         assert first_sentences(key.text, 10_000) == key.text
 
 
-@pytest.mark.parametrize("key", [named(key) for key in VALUES])
+@pytest.mark.parametrize("key", [param_of(key) for key in VALUES])
 def test_config_key_example_is_valid(key: ConfigKey) -> None:
     value = tomllib.loads(key.example)[key.path[-1]]
     assert mistakes(with_value(key, value)) == ""
 
 
 @pytest.mark.parametrize(
-    "key", [named(key) for key in VALUES if key.kind in ("whole number", "number")]
+    "key", [param_of(key) for key in VALUES if key.kind in ("whole number", "number")]
 )
 def test_config_key_limit_equals_program_rule(key: ConfigKey) -> None:
     means = bounds(key)
@@ -144,12 +144,12 @@ def test_config_key_limit_equals_program_rule(key: ConfigKey) -> None:
     for limit, toward in ((means.least, -math.inf), (means.most, math.inf)):
         if limit is None:
             continue
-        given = limit if whole else float(limit)
-        assert mistakes(with_value(key, given)) == "", given
-        if beyond(given, toward) >= 0 or not whole:
-            assert key.path[-1] in mistakes(with_value(key, beyond(given, toward))), (
+        value = limit if whole else float(limit)
+        assert mistakes(with_value(key, value)) == "", value
+        if beyond(value, toward) >= 0 or not whole:
+            assert key.path[-1] in mistakes(with_value(key, beyond(value, toward))), (
                 key.name,
-                beyond(given, toward),
+                beyond(value, toward),
             )
     for limit, inside in ((means.above, 1.0), (means.below, 0.0)):
         if limit is not None:
@@ -157,7 +157,7 @@ def test_config_key_limit_equals_program_rule(key: ConfigKey) -> None:
             assert key.path[-1] in mistakes(with_value(key, float(limit)))
 
 
-@pytest.mark.parametrize("key", [named(key) for key in VALUES if "bytes" in key.limits])
+@pytest.mark.parametrize("key", [param_of(key) for key in VALUES if "bytes" in key.limits])
 def test_config_text_length_equals_program_limit(key: ConfigKey) -> None:
     most = bounds(key).bytes
     assert most is not None
@@ -180,7 +180,7 @@ def test_written_config_is_read_back_unchanged(path: Any) -> None:
     assert bare == []
 
 
-@pytest.mark.parametrize("key", [named(key) for key in VALUES])
+@pytest.mark.parametrize("key", [param_of(key) for key in VALUES])
 def test_written_variant_is_read_back(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     config = RunConfig.model_validate(tables)
@@ -300,7 +300,7 @@ def test_json_schema_accepts_shipped_configs_only_unbroken(path: Any) -> None:
         assert not fits(SCHEMA, tables | {"config": tables["config"] | wrong}, SCHEMA)
 
 
-@pytest.mark.parametrize("key", [named(key) for key in VALUES])
+@pytest.mark.parametrize("key", [param_of(key) for key in VALUES])
 def test_json_schema_accepts_every_key(key: ConfigKey) -> None:
     tables = with_value(key, tomllib.loads(key.example)[key.path[-1]])
     assert fits(SCHEMA, tables, SCHEMA)

@@ -144,12 +144,12 @@ MISTAKES = [
 ]
 
 
-@pytest.mark.parametrize(("pattern", "replacement", "line", "said"), MISTAKES)
+@pytest.mark.parametrize(("pattern", "replacement", "line", "sentence"), MISTAKES)
 def test_config_mistake_is_named_with_line_and_allowed_values(
-    pattern: str, replacement: str, line: int, said: str
+    pattern: str, replacement: str, line: int, sentence: str
 ) -> None:
     message = refusal(changed((pattern, replacement)))
-    assert re.search(rf"^config\.toml:{line}: .*{said}", message, re.MULTILINE), message
+    assert re.search(rf"^config\.toml:{line}: .*{sentence}", message, re.MULTILINE), message
 
 
 @pytest.mark.parametrize(("name", "pattern", "replacement", "line"), RULES)
@@ -159,8 +159,8 @@ def test_config_error_has_program_sentence_and_line(
     message = refusal(changed((pattern, replacement)))
     assert rule_sentences()[name] in message
     assert any(
-        said.startswith(f"config.toml:{line}: ") and rule_sentences()[name] in said
-        for said in message.split("\n")
+        sentence.startswith(f"config.toml:{line}: ") and rule_sentences()[name] in sentence
+        for sentence in message.split("\n")
     )
 
 
@@ -168,7 +168,7 @@ GCS = 'bucket = "models"\n'
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "reason"),
     [
         (
             "Gcs",
@@ -183,11 +183,11 @@ GCS = 'bucket = "models"\n'
     ["[model.LLM.checkpoint.{}]\n" + GCS, 'checkpoint = "{}"\n', "checkpoint = {{ {} = 1 }}"],
 )
 def test_unsupported_upstream_checkpoint_is_refused_by_name(
-    name: str, told: str, written: str
+    name: str, reason: str, written: str
 ) -> None:
     message = refusal(without(CHECKPOINT, written.format(name)))
     assert re.fullmatch(
-        rf"config\.toml:54: \[model\.LLM\] checkpoint cannot be {name}: .*{told}.*", message
+        rf"config\.toml:54: \[model\.LLM\] checkpoint cannot be {name}: .*{reason}.*", message
     ), message
 
 
@@ -207,7 +207,7 @@ def test_inline_table_mistake_is_reported_at_its_line() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"[config\n", r"not valid TOML: .*line 1"),
         (b"a = 1\na = 2\n", r"config.toml:2: a is set twice"),
@@ -218,10 +218,10 @@ def test_inline_table_mistake_is_reported_at_its_line() -> None:
     ],
     ids=["table", "twice", "bytes", "size", "nesting", "empty"],
 )
-def test_invalid_config_file_is_refused(tmp_path: Path, content: bytes, said: str) -> None:
+def test_invalid_config_file_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "config.toml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         load_config(path)
 
 
@@ -248,9 +248,9 @@ def test_config_mistakes_all_have_fix(tmp_path: Path, content: bytes | None) -> 
         (tmp_path / "config.toml").write_bytes(content)
     with pytest.raises(ConfigError) as caught:
         load_config(tmp_path / "config.toml")
-    named = caught.value.fix.split("; ")[1].split()[0]
+    word = caught.value.fix.split("; ")[1].split()[0]
     # the named file exists
-    assert load_config(Path(__file__).parents[2] / named).config.total_steps
+    assert load_config(Path(__file__).parents[2] / word).config.total_steps
 
 
 def test_missing_config_file_is_named(tmp_path: Path) -> None:

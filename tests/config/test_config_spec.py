@@ -57,7 +57,7 @@ LOCAL = ("data_location", "Local")
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "message"),
     [
         (b"", "is not JSON"),
         (b"{", "is not JSON"),
@@ -82,8 +82,8 @@ LOCAL = ("data_location", "Local")
         (spec_with((*LOCAL, "path"), ""), "1 to 192 bytes"),
     ],
 )
-def test_decode_of_invalid_spec_names_mistake(data: bytes, said: str) -> None:
-    with pytest.raises(Unsuitable, match=said) as caught:
+def test_decode_of_invalid_spec_names_mistake(data: bytes, message: str) -> None:
+    with pytest.raises(Unsuitable, match=message) as caught:
         Spec.decode(data)
     assert len(caught.value.message) < 600
     assert "update-config" in caught.value.fix

@@ -34,9 +34,9 @@ def only_named(address: str) -> bool:
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving() as found:
-        found.files = {"/a.bin": bytes(4096)}
-        yield found
+    with serving() as server:
+        server.files = {"/a.bin": bytes(4096)}
+        yield server
 
 
 @pytest.fixture
@@ -76,14 +76,14 @@ def test_name_with_private_address_is_refused_without_connection(
         Unsuitable, match=r"tokens\.example \(127\.0\.0\.1\)[\s\S]*--allow-private-network"
     ):
         client().read_range(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
-    assert web.asked == []
+    assert web.requests == []
 
 
 def test_rebound_name_connects_to_checked_address(web: Web, names: dict[str, list[str]]) -> None:
     names["tokens.example"] = [NAMED, *["127.0.0.1"] * 9]
     with pytest.raises((SourceUnavailable, Unsuitable)):
         client().read_range(f"http://tokens.example:{web.server_port}/a.bin", 0, 8)
-    assert web.asked == []
+    assert web.requests == []
 
 
 @linux
@@ -92,7 +92,7 @@ def test_redirect_to_private_address_is_refused(web: Web) -> None:
         public.faults = [f"to {web.url}/a.bin"]
         with pytest.raises(Unsuitable, match=r"127\.0\.0\.1"):
             client().read_range(f"{public.url}/a.bin", 0, 8)
-    assert web.asked == []
+    assert web.requests == []
 
 
 def test_redirect_to_invalid_port_raises_data_error(web: Web) -> None:
@@ -122,7 +122,7 @@ def test_private_address_behind_proxy_is_refused(
     monkeypatch.setenv("http_proxy", web.url)
     with pytest.raises(Unsuitable, match=r"tokens\.example"):
         client().read_range("http://tokens.example/a.bin", 0, 8)
-    assert web.asked == []
+    assert web.requests == []
 
 
 def location(written: dict[str, Any]) -> DataLocation:
@@ -148,7 +148,7 @@ def test_private_network_needs_consent_of_member(web: Web, kind: str) -> None:
     place = location(PLACES[kind](f"127.0.0.1:{web.server_port}"))
     with pytest.raises(Unsuitable, match="--allow-private-network"):
         open_source(place, 16, 256, access=RunAccess())
-    assert web.asked == []
+    assert web.requests == []
 
 
 def test_member_allowing_private_network_reads_it(web: Web) -> None:

@@ -255,10 +255,10 @@ def test_invalid_request_gets_error_and_disconnect(place: Path, sent: bytes) -> 
     with running(place) as port:
         with socket.create_connection(("127.0.0.1", port), 5) as client:
             client.sendall(sent)
-            held = b""
+            reply = b""
             while chunk := client.recv(4096):
-                held += chunk
-        assert isinstance(decode_reply(held[4:]), ErrorReply)
+                reply += chunk
+        assert isinstance(decode_reply(reply[4:]), ErrorReply)
         assert len(RemoteTokens(f"127.0.0.1:{port}", 16, 4800).read([1])) == 1
 
 

@@ -21,5 +21,5 @@ def test_numbered_files_in_fresh_process_are_read() -> None:
         web.files = {f"/{number}.bin": bytes(4096) for number in range(1, 41)}
         line = [sys.executable, "-c", _READS, f"{web.url}/{{}}.bin"]
         for _ in range(3):
-            done = subprocess.run(line, capture_output=True, text=True, timeout=60)
-            assert done.stdout == "163840\n", done.stderr[-500:]
+            completed = subprocess.run(line, capture_output=True, text=True, timeout=60)
+            assert completed.stdout == "163840\n", completed.stderr[-500:]

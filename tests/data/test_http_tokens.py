@@ -34,14 +34,14 @@ CLIENT = HttpClient(pause=0.001, timeout=0.5)
 
 @pytest.fixture
 def web() -> Iterator[Web]:
-    with serving() as found:
-        found.files["/a.bin"] = TOKENS.tobytes()
-        yield found
+    with serving() as server:
+        server.files["/a.bin"] = TOKENS.tobytes()
+        yield server
 
 
-def opened(web: Web, cache: Cache | None = None, **given: object) -> TokenFiles:
+def opened(web: Web, cache: Cache | None = None, **options: object) -> TokenFiles:
     store = HttpFiles([f"{web.url}/a.bin"], CLIENT, cache)
-    return TokenFiles(store, "a", 2, 16, vocab_size=256, **given)  # type: ignore[arg-type]
+    return TokenFiles(store, "a", 2, 16, vocab_size=256, **options)  # type: ignore[arg-type]
 
 
 def test_http_file_equals_local_file(web: Web, tmp_path: Path) -> None:
@@ -56,9 +56,9 @@ def test_http_file_equals_local_file(web: Web, tmp_path: Path) -> None:
 
 def test_adjacent_sequences_share_one_request(web: Web) -> None:
     source = opened(web)
-    web.asked.clear()
+    web.requests.clear()
     source.read([3, 5, 4, 9, 5])
-    assert sorted(web.asked) == [("/a.bin", "bytes=288-319"), ("/a.bin", "bytes=96-191")]
+    assert sorted(web.requests) == [("/a.bin", "bytes=288-319"), ("/a.bin", "bytes=96-191")]
 
 
 @given(st.sets(st.tuples(st.integers(0, 2), st.integers(0, 20))))
@@ -153,7 +153,7 @@ def test_permanent_failure_is_not_retried(web: Web, fault: str, sentence: str) -
     with pytest.raises(DataError, match=sentence) as caught:
         opened(web)
     assert not isinstance(caught.value, SourceUnavailable)
-    assert len(web.asked) == 1
+    assert len(web.requests) == 1
 
 
 def test_reply_of_wrong_length_is_refused(web: Web) -> None:
@@ -211,24 +211,22 @@ def test_numbered_http_files_are_read_in_order() -> None:
 
 def test_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STORAGE_EMULATOR_HOST", web.url)
-    asked = (
-        "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
-    )
+    path = "/storage/v1/b/my-bucket/o?prefix=some%2F&delimiter=%2F&fields=items(name),nextPageToken"
     first = {
         "items": [{"name": "some/b.ds"}, {"name": "some/"}, {"name": "some/x.json"}],
         "nextPageToken": "n&",
     }
     second = {"items": [{"name": "some/a 1.ds"}]}
     web.files["/storage/v1/b/my-bucket/o"] = b"{}"
-    web.files[asked] = json.dumps(first).encode()
-    web.files[f"{asked}&pageToken=n%26"] = json.dumps(second).encode()
+    web.files[path] = json.dumps(first).encode()
+    web.files[f"{path}&pageToken=n%26"] = json.dumps(second).encode()
     del web.files["/storage/v1/b/my-bucket/o"]
     urls = bucket_urls("my-bucket", "/some", CLIENT)
     assert urls == [f"{web.url}/my-bucket/some/a%201.ds", f"{web.url}/my-bucket/some/b.ds"]
-    web.files[asked] = b'{"items": []}'
+    web.files[path] = b'{"items": []}'
     with pytest.raises(DataError, match="has no token files"):
         bucket_urls("my-bucket", "some", CLIENT)
-    web.files[asked] = b"<html>"
+    web.files[path] = b"<html>"
     with pytest.raises(DataError, match="cannot be read"):
         bucket_urls("my-bucket", "some", CLIENT)
     with pytest.raises(DataError, match="is not a valid bucket name"):
@@ -237,17 +235,17 @@ def test_bucket_is_listed_page_by_page(web: Web, monkeypatch: pytest.MonkeyPatch
 
 def test_cached_sequence_is_not_fetched_again(web: Web, tmp_path: Path) -> None:
     first = opened(web, Cache(tmp_path)).read([3, 4, 8])
-    web.asked.clear()
+    web.requests.clear()
     source = opened(web, Cache(tmp_path))
     assert np.array_equal(source.read([3, 4, 8]), first)
-    assert len(web.asked) == 1  # the request that opens the file
+    assert len(web.requests) == 1  # the request that opens the file
     for path in tmp_path.rglob("*-32"):
         path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     assert np.array_equal(source.read([3, 4, 8]), first)
-    assert len(web.asked) == 3
+    assert len(web.requests) == 3
     web.etag = '"2"'
     opened(web, Cache(tmp_path)).read([3])
-    assert len(web.asked) == 5
+    assert len(web.requests) == 5
 
 
 def test_unwritable_cache_warns_once(

@@ -83,7 +83,7 @@ def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expe
 
 
 @pytest.mark.parametrize(
-    ("kept", "asked", "options"),
+    ("files", "path", "options"),
     [
         (
             {},
@@ -110,16 +110,16 @@ def test_shuffle_keeps_its_golden_values(count: int, place: int, turn: int, expe
     ],
 )
 def test_missing_tokens_error_names_working_command(
-    tmp_path: Path, kept: dict[str, str], asked: str, options: str
+    tmp_path: Path, files: dict[str, str], path: str, options: str
 ) -> None:
-    for name, text in kept.items():
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     with pytest.raises(DataError, match=r"no token|is text, not tokens") as refused:
-        open_tokens(tmp_path / asked, 2, 4, vocab_size=256)
+        open_tokens(tmp_path / path, 2, 4, vocab_size=256)
     assert f"data tokenize {options.format(place=tmp_path)}" in refused.value.fix
-    assert ("aftermath-solana run-files FILE" in refused.value.fix) == (not kept)
-    if kept:
+    assert ("aftermath-solana run-files FILE" in refused.value.fix) == (not files)
+    if files:
         words = shlex.split(refused.value.fix.partition(": ")[2])
         input_ = Path(words[4])
         output = Path(words[6])

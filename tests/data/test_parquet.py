@@ -50,11 +50,11 @@ def test_parquet_lists_give_tokens_of_raw_file(
     write(tmp_path / "a.parquet", kind, input_ids=LISTS)
     (tmp_path / "raw").mkdir()
     (tmp_path / "raw" / "a.bin").write_bytes(np.concatenate(LISTS).astype(f"<u{width}").tobytes())
-    found = open_tokens(tmp_path, width, 16, vocab_size=256)
+    tokens = open_tokens(tmp_path, width, 16, vocab_size=256)
     raw = open_tokens(tmp_path / "raw", width, 16, vocab_size=256)
-    assert found.sequences == raw.sequences == 15
-    assert np.array_equal(found.read(range(30)), raw.read(range(30)))
-    assert found.record()[0].samples == raw.record()[0].samples
+    assert tokens.sequences == raw.sequences == 15
+    assert np.array_equal(tokens.read(range(30)), raw.read(range(30)))
+    assert tokens.record()[0].samples == raw.record()[0].samples
 
 
 @settings(
@@ -108,10 +108,10 @@ def test_parquet_file_is_unpacked_once_and_after_a_change(
 def test_concurrent_processes_unpack_one_complete_file(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", tokens=[list(range(500))] * 400)
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        found = pool.starmap(parquet.unpacked_tokens, [(path, 2)] * 4)
-    assert len(set(found)) == 1
-    assert np.array_equal(np.fromfile(found[0], "<u2"), np.tile(np.arange(500), 400))
-    assert [file.name for file in found[0].parent.iterdir()] == [found[0].name]
+        paths = pool.starmap(parquet.unpacked_tokens, [(path, 2)] * 4)
+    assert len(set(paths)) == 1
+    assert np.array_equal(np.fromfile(paths[0], "<u2"), np.tile(np.arange(500), 400))
+    assert [file.name for file in paths[0].parent.iterdir()] == [paths[0].name]
 
 
 @pytest.mark.parametrize(
@@ -168,11 +168,11 @@ def test_parquet_random_bytes_are_read_or_refused(tmp_path: Path, data: st.DataO
     if not path.exists():
         write(path, tokens=LISTS)
         (tmp_path / "whole").write_bytes(path.read_bytes())
-    held = bytearray((tmp_path / "whole").read_bytes())
-    for place in data.draw(st.lists(st.integers(0, len(held) - 1), max_size=8)):
-        held[place] ^= data.draw(st.integers(1, 255))
+    content = bytearray((tmp_path / "whole").read_bytes())
+    for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=8)):
+        content[place] ^= data.draw(st.integers(1, 255))
     path.write_bytes(
-        held[: data.draw(st.integers(0, len(held)))] if data.draw(st.booleans()) else held
+        content[: data.draw(st.integers(0, len(content)))] if data.draw(st.booleans()) else content
     )
     with contextlib.suppress(DataError):
         open_tokens(path, 2, 16, vocab_size=1 << 16)

@@ -40,8 +40,8 @@ def test_byte_tokenizer_ids_are_bytes(text: str) -> None:
 
 
 def test_bytes_outside_utf8_have_library_names() -> None:
-    named = {byte_tokenizer().id_to_token(byte) for byte in range(256)}
-    assert named == set(pre_tokenizers.ByteLevel.alphabet())
+    names = {byte_tokenizer().id_to_token(byte) for byte in range(256)}
+    assert names == set(pre_tokenizers.ByteLevel.alphabet())
     assert byte_tokenizer().id_to_token(0xFF) == "\u00ff"
 
 
@@ -208,9 +208,9 @@ def test_tokenise_script_prints_json_or_an_error(tmp_path: Path) -> None:
 
 def test_held_out_files_depend_on_path_only(tmp_path: Path) -> None:
     documents = [tmp_path / "sub" / f"{number}.txt" for number in range(1000)]
-    kept, held_out = hold_out(documents, tmp_path, 20)
+    training_files, held_out = hold_out(documents, tmp_path, 20)
     assert 150 < len(held_out) < 250
-    assert sorted(kept + held_out) == sorted(documents)
+    assert sorted(training_files + held_out) == sorted(documents)
     elsewhere = [Path("/other") / path.relative_to(tmp_path) for path in documents[::2]]
     assert {path.name for path in hold_out(elsewhere, Path("/other"), 20)[1]} == {
         path.name for path in set(documents[::2]) & set(held_out)
@@ -226,9 +226,9 @@ def test_standard_library_split_has_both_sides(
     for number in range(400):
         (tmp_path / f"{number}.py").write_text("x")
     documents = standard_library(100)
-    kept, held_out = hold_out(documents, tmp_path, 20)
+    training_files, held_out = hold_out(documents, tmp_path, 20)
     assert 0.1 < len(held_out) / len(documents) < 0.3
-    assert len(kept) > len(held_out)
+    assert len(training_files) > len(held_out)
 
 
 def test_split_with_empty_side_is_refused(tmp_path: Path) -> None:

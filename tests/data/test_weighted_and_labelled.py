@@ -25,20 +25,20 @@ from faulty_web import serving
 @given(st.lists(st.floats(0.01, 100), min_size=1, max_size=6))
 def test_every_cycle_prefix_follows_weights(weights: list[float]) -> None:
     places = cycle_sources(weights)
-    for done in (10, 100, CYCLE):
+    for count in (10, 100, CYCLE):
         for which, weight in enumerate(weights):
-            assert abs(places[:done].count(which) - done * weight / sum(weights)) < len(weights)
+            assert abs(places[:count].count(which) - count * weight / sum(weights)) < len(weights)
     assert places == cycle_sources([4 * weight for weight in weights])
 
 
 def files(folder: Path, **sizes: int) -> list[Source]:
-    found: list[Source] = []
+    sources: list[Source] = []
     for number, (name, size) in enumerate(sizes.items()):
         (folder / f"{name}.bin").write_bytes(
             np.arange(1000 * number, 1000 * number + 4 * size, dtype="<u2").tobytes()
         )
-        found.append(open_tokens(folder / f"{name}.bin", 2, 4, vocab_size=1 << 16))
-    return found
+        sources.append(open_tokens(folder / f"{name}.bin", 2, 4, vocab_size=1 << 16))
+    return sources
 
 
 @pytest.mark.parametrize("seed", [None, b"s"])

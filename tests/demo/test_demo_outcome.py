@@ -46,13 +46,13 @@ def stage(root: Path, sequences: int, optimizer: str = "sparseloco") -> DemoPath
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_held_out_text_is_never_trained(tmp_path: Path, optimizer: str) -> None:
     paths = stage(tmp_path, 40_000, optimizer)
-    kept = {int(sequence[0]) for sequence in held_out(paths, 65_536)}
-    assert len(kept) == HELD_OUT_SEQUENCES
+    first_tokens = {int(sequence[0]) for sequence in held_out(paths, 65_536)}
+    assert len(first_tokens) == HELD_OUT_SEQUENCES
     run = load_config(paths.config)
     seed = run.llm.data_location.to_chain()["shuffle_seed"]
     data = open_tokens(paths.data, 2, run.llm.max_seq_len, vocab_size=65_536, shuffle_seed=seed)
     trained = run.config.total_steps * run.config.global_batch_size_end
-    assert not kept & set(data.read(range(2 * trained))[:, 0].tolist())
+    assert not first_tokens & set(data.read(range(2 * trained))[:, 0].tolist())
 
 
 def test_too_little_demo_text_is_refused(tmp_path: Path) -> None:

@@ -114,7 +114,7 @@ def drawn(run_progress: RunProgress, width: int, height: int) -> list[str]:
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
 def test_demo_screen_before_first_step_is_drawn(size: tuple[int, int]) -> None:
-    shown = "\n".join(
+    screen = "\n".join(
         drawn(RunProgress([MemberProgress(f"member-{tier}", tier) for tier in TIERS]), *size)
     )
     for text in (
@@ -125,7 +125,7 @@ def test_demo_screen_before_first_step_is_drawn(size: tuple[int, int]) -> None:
         "no loss yet",
         "member-1 was killed",
     ):
-        assert text in shown
+        assert text in screen
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 50)])
@@ -181,11 +181,11 @@ def test_demo_screen_prints_each_warning_once(
 
 
 def test_demo_line_shows_progress() -> None:
-    shown = line(run_progress_of(40), "all is well", 33.3)
-    assert shown.startswith(
+    text = line(run_progress_of(40), "all is well", 33.3)
+    assert text.startswith(
         "  33.3 s  step 39 of 120, 42 s left  loss 5.100  member-0: epoch 0 round 39: sharing, "
     )
-    assert shown.endswith("; all is well")
+    assert text.endswith("; all is well")
 
 
 def test_demo_caption_follows_killed_member_until_return() -> None:
@@ -207,10 +207,10 @@ def test_demo_caption_follows_killed_member_until_return() -> None:
 def test_closing_states_measurements() -> None:
     run_progress = run_progress_of(TOTAL, back_at=81)
     report = findings(run_progress, RunCosts(391, 1_955_000), REACHED, 75.04)
-    said = closing(report, DemoPaths(Path("/runs/demo")), run_progress.members[KILLED])
+    sentences = closing(report, DemoPaths(Path("/runs/demo")), run_progress.members[KILLED])
     checks = report["checks_of_replicas"]
     assert checks == 3 * TOTAL
-    assert said == [
+    assert sentences == [
         "3 members trained 120 steps in 75 s. The loss fell from 6.08 to 3.21 nats per byte.",
         "Held-out loss at step 54: tier 0 3.20, tier 1 3.30, tier 2 3.40.",
         "The whole model picks the right one of four continuations in 44% of the cases (25% by chance).",
@@ -224,9 +224,9 @@ def test_closing_states_measurements() -> None:
 def test_closing_with_differing_hashes_claims_nothing() -> None:
     run_progress = run_progress_of(TOTAL)
     say(run_progress, run_progress.members[2], "applied", step=7, hashes={2: "another"})
-    said = closing(
+    sentences = closing(
         findings(run_progress, RunCosts(1, 1), REACHED, 1.0),
         DemoPaths(Path("/x")),
         run_progress.members[KILLED],
     )
-    assert not any("identical" in sentence or "kill -9" in sentence for sentence in said)
+    assert not any("identical" in sentence or "kill -9" in sentence for sentence in sentences)

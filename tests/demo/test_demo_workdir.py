@@ -38,9 +38,9 @@ def test_demo_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
         pytest.fail("the directory was taken")
     assert precious.read_text() == "precious"
     line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "make demo DIR=" in done.stdout.replace("\n", " ")
+    completed = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert completed.returncode == 1
+    assert "make demo DIR=" in completed.stdout.replace("\n", " ")
     assert precious.read_text() == "precious"
 
 

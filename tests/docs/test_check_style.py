@@ -54,7 +54,7 @@ def test_archaic_word_ignores_other_words(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("doc", "found"),
+    ("doc", "is_offence"),
     [
         ("Of these.", True),
         ("The same.", True),
@@ -67,9 +67,10 @@ def test_archaic_word_ignores_other_words(text: str) -> None:
         ("Bytes of each state tensor.", False),
     ],
 )
-def test_fragment_docstring_without_own_content_is_found(doc: str, found: bool) -> None:
+def test_fragment_docstring_without_own_content_is_found(doc: str, is_offence: bool) -> None:
     assert (
-        rules_of("client/aftermath/a.py", DEFINITION.format(doc)) == ["fragment-docstring"] * found
+        rules_of("client/aftermath/a.py", DEFINITION.format(doc))
+        == ["fragment-docstring"] * is_offence
     )
 
 
@@ -78,23 +79,23 @@ def test_fragment_docstring_is_found_on_attribute() -> None:
     assert rules_of("client/aftermath/a.py", source) == ["fragment-docstring"]
 
 
-@pytest.mark.parametrize(("lines", "found"), [(6, False), (7, True)])
-def test_module_docstring_has_at_most_six_lines(lines: int, found: bool) -> None:
+@pytest.mark.parametrize(("lines", "is_offence"), [(6, False), (7, True)])
+def test_module_docstring_has_at_most_six_lines(lines: int, is_offence: bool) -> None:
     source = '"""' + "\n".join(["Text."] * lines) + '\n"""\n'
-    assert rules_of("client/aftermath/a.py", source) == ["long-module-docstring"] * found
+    assert rules_of("client/aftermath/a.py", source) == ["long-module-docstring"] * is_offence
 
 
-@pytest.mark.parametrize(("length", "found"), [(60, False), (61, True)])
-def test_test_name_has_at_most_sixty_characters(length: int, found: bool) -> None:
+@pytest.mark.parametrize(("length", "is_offence"), [(60, False), (61, True)])
+def test_test_name_has_at_most_sixty_characters(length: int, is_offence: bool) -> None:
     name = "test_".ljust(length, "x")
     assert (
         rules_of("tests/rules/test_a.py", f"async def {name}() -> None: ...\n")
-        == ["long-test-name"] * found
+        == ["long-test-name"] * is_offence
     )
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "is_offence"),
     [
         ("# " + "x" * 98, False),
         ("# " + "x" * 99, True),
@@ -102,12 +103,12 @@ def test_test_name_has_at_most_sixty_characters(length: int, found: bool) -> Non
         ("value = '" + "x" * 99 + "'", False),  # the formatter wraps such lines
     ],
 )
-def test_long_line_is_counted_in_comments_and_docstrings(source: str, found: bool) -> None:
-    assert rules_of("client/aftermath/a.py", source + "\n") == ["long-line"] * found
+def test_long_line_is_counted_in_comments_and_docstrings(source: str, is_offence: bool) -> None:
+    assert rules_of("client/aftermath/a.py", source + "\n") == ["long-line"] * is_offence
 
 
 @pytest.mark.parametrize(
-    ("source", "found"),
+    ("source", "is_offence"),
     [
         ("a, b = 1, 2", True),
         ("def f() -> None:\n    self.a, self.b = a, b", True),
@@ -120,8 +121,8 @@ def test_long_line_is_counted_in_comments_and_docstrings(source: str, found: boo
         ("for a, b in pairs: pass", False),
     ],
 )
-def test_tuple_packing_of_unrelated_names_is_found(source: str, found: bool) -> None:
-    assert rules_of("client/aftermath/a.py", source + "\n") == ["tuple-packing"] * found
+def test_tuple_packing_of_unrelated_names_is_found(source: str, is_offence: bool) -> None:
+    assert rules_of("client/aftermath/a.py", source + "\n") == ["tuple-packing"] * is_offence
 
 
 @pytest.mark.parametrize(
@@ -147,11 +148,11 @@ def test_duplicate_class_is_found_only_in_client() -> None:
         "client/aftermath/b/y.py": "class Plan: ...\nclass _Own: ...\n",
         "tests/a/test_x.py": "class Plan: ...\n",
     }
-    found = [
+    offences = [
         (offence.path, offence.text.partition(",")[0])
         for offence in gate.duplicate_classes(sources)
     ]
-    assert found == [("client/aftermath/a/x.py", "Plan"), ("client/aftermath/b/y.py", "Plan")]
+    assert offences == [("client/aftermath/a/x.py", "Plan"), ("client/aftermath/b/y.py", "Plan")]
 
 
 def test_offence_fails_with_place_and_fix(

@@ -61,14 +61,14 @@ def slugs(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in headings}
 
 
-def named(page: Path) -> object:
+def param_of(page: Path) -> object:
     return pytest.param(page, id=str(page.relative_to(ROOT)))
 
 
-@pytest.fixture(params=[named(page) for page in PAGES])
+@pytest.fixture(params=[param_of(page) for page in PAGES])
 def page(request: pytest.FixtureRequest) -> Path:
-    found: Path = request.param
-    return found
+    path: Path = request.param
+    return path
 
 
 def test_links_resolve(page: Path) -> None:
@@ -111,8 +111,8 @@ def test_mentioned_commands_and_options_exist(page: Path) -> None:
                 for option in script.load(command).params
                 for name in (*option.opts, *option.secondary_opts)
             }
-            given = {word for word in words[1:] if word.startswith("-")}
-            assert given <= known | {"--json", "--help"}, span
+            options = {word for word in words[1:] if word.startswith("-")}
+            assert options <= known | {"--json", "--help"}, span
 
 
 @cache
@@ -167,10 +167,10 @@ def make_targets() -> set[str]:
 def test_plain_make_lists_every_target() -> None:
     # of a make that runs these tests
     own = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
-    shown = subprocess.run(
+    output = subprocess.run(
         ["make"], cwd=ROOT, env=own, capture_output=True, text=True, check=True
     ).stdout
-    assert {line.split()[0] for line in shown.splitlines()} == make_targets()
+    assert {line.split()[0] for line in output.splitlines()} == make_targets()
 
 
 def test_make_targets_exist(page: Path) -> None:
@@ -197,8 +197,8 @@ def test_every_package_has_its_row() -> None:
 
 
 def test_account_parsers_are_named_in_protocol_page() -> None:
-    named = set(re.findall(r"`(parse_\w+)`", (ROOT / "docs/protocol.md").read_text()))
-    assert named == {name for name in vars(views) if name.startswith("parse_")}
+    names = set(re.findall(r"`(parse_\w+)`", (ROOT / "docs/protocol.md").read_text()))
+    assert names == {name for name in vars(views) if name.startswith("parse_")}
 
 
 def test_account_sizes_and_rent_equal_programs() -> None:

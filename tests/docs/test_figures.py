@@ -82,8 +82,8 @@ def test_every_measured_file_has_command_and_machine() -> None:
     }
     commands = measure.COMMANDS | measure.ON_A_GPU | measure.BY_ITSELF
     assert set(measure.COMMANDS) <= set(files) <= set(commands)
-    assert all(kept["command"] == commands[name] for name, kept in files.items())
-    assert all(kept["figures"] and kept["machine"] for kept in files.values())
+    assert all(figures["command"] == commands[name] for name, figures in files.items())
+    assert all(figures["figures"] and figures["machine"] for figures in files.values())
     quoted = {name for names, _ in quote.SECTIONS.values() for name in names}
     assert quoted | set(measure.BY_ITSELF) == set(files)
 

@@ -24,21 +24,21 @@ SIGNATURES = {"AftermathError": ["message", "fix"], "Refused": ["name", "message
 @cache
 def nodes() -> dict[Path, dict[type[ast.AST], list[Any]]]:
     """Return the nodes of all modules, by their kind."""
-    found: dict[Path, dict[type[ast.AST], list[Any]]] = {}
+    by_file: dict[Path, dict[type[ast.AST], list[Any]]] = {}
     for file, tree in parsed():
-        kinds = found[file] = defaultdict(list)
+        kinds = by_file[file] = defaultdict(list)
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.Call | ast.Assign):
                 kinds[type(node)].append(node)
-    return found
+    return by_file
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nodes_end_with_these_tests() -> Iterator[None]:
     gc.disable()  # collections would take longer than parsing
     yield
-    for kept in (nodes, parameters_by_callable):
-        kept.cache_clear()
+    for cached_function in (nodes, parameters_by_callable):
+        cached_function.cache_clear()
     gc.enable()
 
 
@@ -53,60 +53,60 @@ def project_errors() -> dict[str, list[str]]:
         for kinds in nodes().values()
         for node in kinds[ast.ClassDef]
     }
-    found = dict(SIGNATURES)
+    errors = dict(SIGNATURES)
     while True:
         more = {
-            name: found[base] for name, those in bases.items() for base in those if base in found
+            name: errors[base] for name, those in bases.items() for base in those if base in errors
         }
-        if not more.keys() - found.keys():
-            return found
-        found = more | found
+        if not more.keys() - errors.keys():
+            return errors
+        errors = more | errors
 
 
 def functions_with_fix() -> dict[str, list[str]]:
     """Return the parameters of each function that takes a fix."""
-    found = {}
+    parameters = {}
     for kinds in nodes().values():
         for node in kinds[ast.FunctionDef]:
             names = [one.arg for one in (*node.args.args, *node.args.kwonlyargs)]
             if node.name != "__init__" and FIX_NAMES.intersection(names):
-                found[node.name] = [name for name in names if name != "self"]
-    return found
+                parameters[node.name] = [name for name in names if name != "self"]
+    return parameters
 
 
 def argument(call: ast.Call, parameters: list[str]) -> Iterator[ast.expr]:
     """Yield the arguments that are fixes."""
     yield from (one.value for one in call.keywords if one.arg in FIX_NAMES)
-    for name, given in zip(parameters, call.args, strict=False):
-        if isinstance(given, ast.Starred):
+    for name, value in zip(parameters, call.args, strict=False):
+        if isinstance(value, ast.Starred):
             return
         if name in FIX_NAMES:
-            yield given
+            yield value
 
 
-def texts(file: Path, given: ast.expr) -> Iterator[str]:
+def texts(file: Path, expression: ast.expr) -> Iterator[str]:
     """Yield the possible beginnings of a fix. Nothing if it is only known at run time."""
-    match given:
+    match expression:
         case ast.IfExp():
-            yield from texts(file, given.body)
-            yield from texts(file, given.orelse)
+            yield from texts(file, expression.body)
+            yield from texts(file, expression.orelse)
         case ast.BinOp():
-            yield from texts(file, given.left)
+            yield from texts(file, expression.left)
         case ast.Constant(value=str(text)):
             yield text
         case ast.JoinedStr(values=[first, *_]):
             yield from texts(file, first.value if isinstance(first, ast.FormattedValue) else first)
         case ast.Name():
             for node in nodes()[file][ast.Assign]:
-                if given.id in map(name_of, node.targets):
+                if expression.id in map(name_of, node.targets):
                     yield from texts(file, node.value)
 
 
 def fixes(file: Path) -> Iterator[tuple[int, str]]:
     """Yield (line, text) of each fix in a file."""
     for node in nodes()[file][ast.Call]:
-        for given in argument(node, parameters_by_callable().get(name_of(node.func), [])):
-            yield from ((node.lineno, text) for text in texts(file, given))
+        for expression in argument(node, parameters_by_callable().get(name_of(node.func), [])):
+            yield from ((node.lineno, text) for text in texts(file, expression))
 
 
 @cache
@@ -121,11 +121,11 @@ def begins_well(fix: str) -> bool:
 
 
 def test_fixes_begin_with_capital_letter() -> None:
-    found = [(file, line, fix) for file in nodes() for line, fix in fixes(file)]
-    assert len(found) > 400
+    all_fixes = [(file, line, fix) for file in nodes() for line, fix in fixes(file)]
+    assert len(all_fixes) > 400
     wrong = [
         f"{file.relative_to(CLIENT)}:{line}: {fix}"
-        for file, line, fix in found
+        for file, line, fix in all_fixes
         if not begins_well(fix)
     ]
     assert not wrong, "\n".join(wrong)

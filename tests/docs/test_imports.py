@@ -57,17 +57,17 @@ NEVER = {
 
 def imported_modules(tree: ast.Module) -> set[str]:
     """Return all modules that a file imports, also inside functions."""
-    found: set[str] = set()
+    modules: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= (
+            modules |= (
                 {node.module}
                 if node.module != "aftermath"
                 else {f"aftermath.{a.name}" for a in node.names}
             )
-    return found
+    return modules
 
 
 @cache

@@ -50,14 +50,14 @@ def test_models_page_comparisons_match_tests(
     what: str, models: str, within: str, module: str, test: str
 ) -> None:
     pytest.importorskip("transformers")
-    held = importlib.import_module(f"model.{module}")
-    function = getattr(held, test)
+    test_module = importlib.import_module(f"model.{module}")
+    function = getattr(test_module, test)
     assert math.prod(len(list(mark.args[1])) for mark in function.pytestmark) == int(models)
     source = inspect.getsource(function) + inspect.getsource(
-        getattr(held, "_same_as_restated", function)
+        getattr(test_module, "_same_as_restated", function)
     )
-    said = re.findall(r"\d+e-\d+", within)
-    assert said
-    assert all(f"rtol={number}" in source for number in said)
+    tolerances = re.findall(r"\d+e-\d+", within)
+    assert tolerances
+    assert all(f"rtol={number}" in source for number in tolerances)
     if families := re.search(r"(\d+) families", what):
-        assert len(held.FAMILIES) == int(families[1])
+        assert len(test_module.FAMILIES) == int(families[1])

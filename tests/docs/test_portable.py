@@ -46,20 +46,20 @@ PLACES = {
 
 def unix_names(tree: ast.AST) -> set[str]:
     """Return the Unix-only names that a file uses. Names read by getattr are not counted."""
-    found: set[str] = set()
+    names: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names} & MODULES
+            names |= {alias.name for alias in node.names} & MODULES
         elif isinstance(node, ast.ImportFrom):
-            found |= {str(node.module)} & MODULES
-            found |= {alias.name for alias in node.names} & NAMES.get(str(node.module), set())
+            names |= {str(node.module)} & MODULES
+            names |= {alias.name for alias in node.names} & NAMES.get(str(node.module), set())
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            found |= {node.attr} & NAMES.get(node.value.id, set())
+            names |= {node.attr} & NAMES.get(node.value.id, set())
         elif isinstance(node, ast.Call):
             match node:
                 case ast.Call(ast.Attribute(ast.Name("os"), "kill"), [_, ast.Constant(0)]):
-                    found.add("os.kill(…, 0)")  # on Windows this ends the process
-    return found
+                    names.add("os.kill(…, 0)")  # on Windows this ends the process
+    return names
 
 
 def test_unix_only_calls_are_found() -> None:
@@ -76,7 +76,7 @@ def test_unix_only_calls_are_found() -> None:
 
 
 def test_unix_only_calls_stand_in_listed_files() -> None:
-    found = {str(file.relative_to(CLIENT)): unix_names(tree) for file, tree in parsed()}
-    assert {name for name, names in found.items() if names} == set(PLACES), {
-        n: w for n, w in found.items() if w
+    names_by_file = {str(file.relative_to(CLIENT)): unix_names(tree) for file, tree in parsed()}
+    assert {name for name, names in names_by_file.items() if names} == set(PLACES), {
+        n: w for n, w in names_by_file.items() if w
     }

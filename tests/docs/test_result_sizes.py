@@ -38,8 +38,8 @@ def settings(recipe: str) -> Optimizer:
 def model(recipe: str) -> dict[str, Any]:
     """Return the config.json that a recipe's second file describes."""
     sizes = tomllib.loads((RECIPES / f"{recipe}.files.toml").read_text())["model"]
-    named = {key.replace("-", "_"): size for key, size in sizes.items()}
-    return document(None, None, named, tied=False, entries=None)
+    keywords = {key.replace("-", "_"): size for key, size in sizes.items()}
+    return document(None, None, keywords, tied=False, entries=None)
 
 
 def size(of: Mapping[str, Any], by: Optimizer) -> int:
@@ -80,9 +80,9 @@ def test_block_sizes_equal_results() -> None:
     )
     assert [int(row[0]) for row in rows] == [8, 32, 64]
     square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 1)
-    for kept, bits, *sizes in rows:
+    for topk, bits, *sizes in rows:
         results = [
-            ResultFormat((replace(square, topk=int(kept)),) * 8, 1, Transform.NONE, values)
+            ResultFormat((replace(square, topk=int(topk)),) * 8, 1, Transform.NONE, values)
             for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT)
         ]
         assert results[0].index_bytes(0) == int(bits)  # bytes of eight blocks
@@ -91,11 +91,11 @@ def test_block_sizes_equal_results() -> None:
 
 @pytest.mark.parametrize("values", [Values.ONE_BIT, Values.TWO_BIT])
 def test_whole_block_size_equals_result(values: Values) -> None:
-    found = re.search(r"takes ([\d,]+) bytes with two bits and ([\d,]+) with one", prose(PAGE))
-    assert found
+    match = re.search(r"takes ([\d,]+) bytes with two bits and ([\d,]+) with one", prose(PAGE))
+    assert match
     square = Blocks(Segment("square", 0, None, 0, 64, (64, 64)), (64, 64), 4096)
     of_block = ResultFormat((square,) * 8, 1, Transform.NONE, values).payload_bytes(0) / 8
-    assert found[1 if values is Values.TWO_BIT else 2] == f"{of_block:,.0f}"
+    assert match[1 if values is Values.TWO_BIT else 2] == f"{of_block:,.0f}"
 
 
 def test_recipes_state_their_result_sizes() -> None:

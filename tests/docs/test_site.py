@@ -28,8 +28,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "-d",
         str(place),
     ]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run(line, capture_output=True, text=True, timeout=120, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
     return place
 
 
@@ -61,8 +61,10 @@ def test_site_diagrams_match_their_sources(site: Path) -> None:
     page = (site / "architecture/index.html").read_text()
     assert blocks > 3
     assert page.count('<div class="diagram"') == page.count("<desc>drawn from ") == blocks
-    for said in ("authorizer program", "health_check", "WarmUp", "coordinator program"):
-        assert re.search(rf"<t(?:span|ext)[^>]*>(?:<tspan[^>]*>)*\s*{said.split()[0]}", page), said
+    for label in ("authorizer program", "health_check", "WarmUp", "coordinator program"):
+        assert re.search(rf"<t(?:span|ext)[^>]*>(?:<tspan[^>]*>)*\s*{label.split()[0]}", page), (
+            label
+        )
     assert not [
         file
         for file in site.rglob("*.html")

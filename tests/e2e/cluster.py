@@ -85,8 +85,10 @@ class TrainingCluster:
             *self.network.at,
             word,
         ]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=PATIENCE, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
+        completed = subprocess.run(
+            line, capture_output=True, text=True, timeout=PATIENCE, check=False
+        )
+        assert completed.returncode == 0, completed.stdout + completed.stderr
 
     # --- members
 
@@ -173,17 +175,17 @@ class TrainingCluster:
         index = members.find(bytes(member.wallet))
         return members.seats[index] if index is not None else None
 
-    def until(self, wanted: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = PATIENCE) -> Any:
         """Wait for a condition. Fail if a member ends with an error meanwhile."""
         try:
-            return until(wanted, what, seconds, self.check)
+            return until(condition, what, seconds, self.check)
         except AssertionError as error:
             error.add_note(self.situation())
             raise
 
-    def until_run(self, wanted: Callable[[Run], bool], what: str) -> Run:
+    def until_run(self, condition: Callable[[Run], bool], what: str) -> Run:
         """Wait until the run meets a condition, and return it."""
-        state: Run = self.until(lambda: run if wanted(run := self.run) else None, what)
+        state: Run = self.until(lambda: run if condition(run := self.run) else None, what)
         return state
 
     def until_trains(self, member: ClusterMember, since: int, results: int = 1) -> None:
@@ -225,8 +227,8 @@ class TrainingCluster:
         """Return whether a member that was present all the time applied every sequence below
         `up_to` exactly once.
         """
-        done = applied_sequences(witness.event_log)
-        return len(done) >= up_to and done[up_to - 1] == up_to - 1
+        sequences = applied_sequences(witness.event_log)
+        return len(sequences) >= up_to and sequences[up_to - 1] == up_to - 1
 
     def in_epoch(self, member: ClusterMember) -> bool:
         """Return whether the member is healthy and in the current epoch."""

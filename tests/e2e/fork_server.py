@@ -102,9 +102,9 @@ def close_fork_server() -> None:
         fork_server.cache_clear()
 
 
-def _adopt_orphans(wanted: bool) -> None:
+def _adopt_orphans(enable: bool) -> None:
     """Let descendants that lose their parents become this process's children instead of init's."""
-    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(wanted), 0, 0, 0):
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, int(enable), 0, 0, 0):
         raise OSError(ctypes.get_errno(), "prctl")
 
 

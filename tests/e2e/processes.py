@@ -152,7 +152,7 @@ def _starter(
 
 
 def until(
-    wanted: Callable[[], Any],
+    condition: Callable[[], Any],
     what: str,
     seconds: float = PATIENCE,
     watched: Callable[[], None] = lambda: None,
@@ -161,9 +161,9 @@ def until(
     earlier.
     """
     end = time.monotonic() + seconds
-    while not (found := wanted()):
+    while not (value := condition()):
         watched()
         if time.monotonic() > end:
             raise AssertionError(f"waited {seconds:.0f} s in vain: {what}")
         time.sleep(POLL)
-    return found
+    return value

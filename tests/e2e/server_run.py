@@ -156,10 +156,10 @@ class ServerRun:
         for process in (self.server, *self.members.values()):
             process.check()
 
-    def until(self, wanted: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for a condition. Fail if a process ends with an error meanwhile."""
         try:
-            until(wanted, what, PATIENCE, self.check)
+            until(condition, what, PATIENCE, self.check)
         except AssertionError as error:
             error.add_note(
                 "\n".join(process.last_lines for process in (self.server, *self.members.values()))

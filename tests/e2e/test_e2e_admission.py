@@ -24,7 +24,7 @@ def script(cluster: TrainingCluster, name: str, *words: str | Path) -> str:
     """Run a shell script of the repository against the network, and return its output."""
     line = ["sh", ROOT / "scripts" / name, cluster.network.rpc, *words]
     path = f"{CONSOLE.parent}{os.pathsep}{os.environ['PATH']}"
-    done = subprocess.run(
+    completed = subprocess.run(
         line,
         capture_output=True,
         text=True,
@@ -32,8 +32,8 @@ def script(cluster: TrainingCluster, name: str, *words: str | Path) -> str:
         check=False,
         env={**os.environ, "PATH": path},
     )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
+    assert completed.returncode == 0, completed.stdout + completed.stderr
+    return completed.stdout
 
 
 def refusal(cluster: TrainingCluster, member: ClusterMember) -> str:

@@ -34,7 +34,7 @@ class Scene:
     run_inputs: RunInputs
     place: Path
     clusters: dict[str, TrainingCluster] = field(default_factory=dict)
-    held: list[socket.socket] = field(default_factory=list)
+    sockets: list[socket.socket] = field(default_factory=list)
     """Ports that stay occupied."""
 
     def run(self, name: str, run_inputs: RunInputs | None = None) -> TrainingCluster:
@@ -127,7 +127,7 @@ def rpc_down(scene: Scene) -> list[str | Path]:
 def occupied_port(scene: Scene) -> list[str | Path]:
     taken = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     taken.bind(("127.0.0.1", 0))
-    scene.held.append(taken)
+    scene.sockets.append(taken)
     return scene.line(scene.run("good"), "--bind-p2p-port", str(taken.getsockname()[1]))
 
 
@@ -162,7 +162,7 @@ def outcomes(
     place = tmp_path_factory.mktemp("mistakes")
     scene = Scene(network, xprocess, run_inputs, place)
     parameters = [getattr(item, "callspec", None) for item in request.session.items]
-    asked = [
+    mistakes = [
         spec.params["mistake"]
         for spec in parameters
         if spec is not None and "mistake" in spec.params
@@ -170,9 +170,9 @@ def outcomes(
     yield {
         mistake: RunningMember(mistake.__name__, mistake(scene), place / "logs", THREADS)
         for mistake in MISTAKES
-        if mistake in asked
+        if mistake in mistakes
     }
-    for taken in scene.held:
+    for taken in scene.sockets:
         taken.close()
 
 
@@ -181,11 +181,11 @@ def outcomes(
 def test_mistake_prints_sentence_and_fix(
     outcomes: dict[Mistake, Running], mistake: Mistake
 ) -> None:
-    done = outcomes[mistake]
+    process = outcomes[mistake]
     sentence, fix = MISTAKES[mistake]
-    assert done.wait() == (2 if mistake is no_program_id else 1), done.output
-    assert "Traceback" not in done.output
-    error_text = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", done.output)
-    assert error_text is not None, done.output
+    assert process.wait() == (2 if mistake is no_program_id else 1), process.output
+    assert "Traceback" not in process.output
+    error_text = re.fullmatch(r"(?:.*\n)*error: (.+)\nfix: (.+)\n(?:docs: .+\n)?", process.output)
+    assert error_text is not None, process.output
     assert sentence in error_text[1]
     assert fix in error_text[2]

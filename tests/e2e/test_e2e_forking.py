@@ -24,10 +24,10 @@ NOBODY = ["--rpc", "http://127.0.0.1:9", "--ws-rpc", "ws://127.0.0.1:9"]
 
 def test_forked_command_returns_status_and_output(tmp_path: Path) -> None:
     wallet = tmp_path / "wallet.json"
-    made = RunningMember("made", ["show-identity", "--create", "-w", wallet], tmp_path, {})
+    member = RunningMember("made", ["show-identity", "--create", "-w", wallet], tmp_path, {})
     mistaken = RunningMember("mistaken", ["train", "--run-id", "x" * 99], tmp_path, {})
-    assert psutil.Process(made.pid).ppid() == os.getpid()
-    assert (made.wait(), mistaken.wait()) == (0, 2)
+    assert psutil.Process(member.pid).ppid() == os.getpid()
+    assert (member.wait(), mistaken.wait()) == (0, 2)
     assert wallet.exists()
     assert "fix:" in mistaken.output
 

@@ -47,7 +47,7 @@ def test_members_with_static_peers_train_to_end(
             cluster.configure(
                 run_inputs.config(tmp_path, rounds_per_epoch=STEPS, total_steps=STEPS)
             )
-            named: list[str] = []
+            peers: list[str] = []
             for tier, machine in enumerate(local_network.machines):
                 member = cluster.add_member(tier)
                 address = local_network.address(tier)
@@ -61,7 +61,7 @@ def test_members_with_static_peers_train_to_end(
                 )
                 home = tmp_path / f"home-{tier}"
                 home.mkdir()
-                peer = ("--peer", ",".join(named)) if named else ()
+                peer = ("--peer", ",".join(peers)) if peers else ()
                 way = (
                     "--bind-p2p-interface",
                     address,
@@ -76,7 +76,7 @@ def test_members_with_static_peers_train_to_end(
                 cluster.start(
                     member, *way, *peer, *files, on=machine, HOME=str(home), TMPDIR=str(home)
                 )
-                named.append(f"{p2p_key(cluster, member)}@{address}:{PORT}")
+                peers.append(f"{p2p_key(cluster, member)}@{address}:{PORT}")
             cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
             cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
             assert [member.process.wait() for member in cluster.members] == [0, 0, 0]

@@ -58,9 +58,9 @@ def name_place(cluster: TrainingCluster, place: Path) -> None:
         )
         async with sign_in(choice) as chain:
             run = await chain.coordinator.run(cluster.run_id)
-            named = {"kind": int(CheckpointKind.LOCAL), "repo": str(place), "revision": ""}
+            checkpoint = {"kind": int(CheckpointKind.LOCAL), "repo": str(place), "revision": ""}
             step = chain.coordinator.ix.checkpoint(
-                cluster.run_id, **named, hashes=list(run.level_hashes[: run.levels])
+                cluster.run_id, **checkpoint, hashes=list(run.level_hashes[: run.levels])
             )
             await chain.coordinator.transact(step)
 
@@ -117,7 +117,7 @@ def test_newcomer_without_any_checkpoint_asks_members_for_model(
     trained.start(newcomer)
     joins_and_trains(trained, newcomer)
     assert any("asking other members for the model" in message for message in warnings(newcomer))
-    kept = trained.until(
+    event = trained.until(
         lambda: newcomer.event_log.events_of("checkpoint"), "it keeps a checkpoint"
     )[-1]
-    assert (Path(kept["path"]) / "tokenizer.json").is_file()  # which it has from the other members
+    assert (Path(event["path"]) / "tokenizer.json").is_file()  # which it has from the other members

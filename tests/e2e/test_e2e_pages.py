@@ -40,8 +40,8 @@ SMALLER = {
 def page_commands(page: str, heading: str) -> Iterator[str]:
     """Return the lines of the shell blocks under a heading of a page, with continuations joined."""
     text = (ROOT / "docs" / page).read_text()
-    _, found, rest = text.partition(f"\n## {heading}\n")
-    assert found, f"{page} has no {heading!r}"
+    _, separator, rest = text.partition(f"\n## {heading}\n")
+    assert separator, f"{page} has no {heading!r}"
     for language, body in FENCE.findall(rest.partition("\n## ")[0]):
         if language == "sh":
             yield from (
@@ -60,7 +60,7 @@ class ShellUser:
 
     def run(self, line: str) -> str:
         """Run a command, which must succeed, and return its output."""
-        done = subprocess.run(
+        completed = subprocess.run(
             ["bash", "-c", line],
             cwd=self.place,
             env=self.variables,
@@ -70,8 +70,10 @@ class ShellUser:
             timeout=PATIENCE,
             check=False,
         )
-        assert done.returncode == 0, f"{line}\n{done.stdout[-2000:]}{done.stderr[-2000:]}"
-        return done.stdout
+        assert completed.returncode == 0, (
+            f"{line}\n{completed.stdout[-2000:]}{completed.stderr[-2000:]}"
+        )
+        return completed.stdout
 
     def start(self, line: str, ready: str | None = None) -> Running:
         """Start a command that runs until Ctrl-C."""
@@ -114,9 +116,9 @@ def at_network(user: ShellUser, line: str) -> None:
     it.
     """
     network = user.start(f"{line} --port 0 --slot-ms 50", ready="localnet ready")
-    found = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
-    assert found is not None, network.output
-    user.variables |= {"RPC": found[1], "WS_RPC": found[2]}
+    match = re.search(r"rpc=(\S+) ws=(\S+)", network.output)
+    assert match is not None, network.output
+    user.variables |= {"RPC": match[1], "WS_RPC": match[2]}
 
 
 def test_owner_and_provider_pages_complete_whole_run(user: ShellUser) -> None:
@@ -148,9 +150,11 @@ def test_owner_and_provider_pages_complete_whole_run(user: ShellUser) -> None:
         provider.check()
         keeper.check()
 
-    kept = user.place / "runs" / "mine" / "checkpoints"
+    checkpoints = user.place / "runs" / "mine" / "checkpoints"
     (checkpoint,) = until(
-        lambda: sorted(kept.glob("mine-step*"))[:1], "the keeper keeps the model", watched=watched
+        lambda: sorted(checkpoints.glob("mine-step*"))[:1],
+        "the keeper keeps the model",
+        watched=watched,
     )
     watch, observe = page_commands("owner.md", "While it trains")
     user.stop(user.start(watch, ready="step"))

@@ -78,11 +78,11 @@ def configured(cluster: TrainingCluster) -> dict[str, Any]:
         SEED,
         "--json",
     ]
-    done = subprocess.run(
+    completed = subprocess.run(
         [CONSOLE, *line, *cluster.network.at], capture_output=True, text=True, timeout=PATIENCE
     )
-    assert done.returncode == 0, done.stderr
-    document: dict[str, Any] = json.loads(done.stdout)
+    assert completed.returncode == 0, completed.stderr
+    document: dict[str, Any] = json.loads(completed.stdout)
     return document
 
 

@@ -33,9 +33,9 @@ def check_whole(server_run: ServerRun, name: str, steps: int) -> None:
     """
     event_log = server_run.event_logs[name]
     assert [event["step"] for event in event_log.events_of("applied")] == list(range(1, steps + 1))
-    done = applied_sequences(event_log)
+    sequences = applied_sequences(event_log)
     sure = (steps - LATE) * BATCH
-    assert done[:sure] == list(range(sure))
+    assert sequences[:sure] == list(range(sure))
     losses = [event["loss"] for event in event_log.events_of("trained")]
     assert mean(losses[-3:]) < mean(losses[:3])
 

@@ -21,7 +21,7 @@ SHORT = {"init_min_clients": 2, "min_clients": 1, "min_round_time": 0, "total_st
 @pytest.fixture
 def line(run_inputs: RunInputs, tmp_path: Path) -> list[str | Path]:
     config = run_inputs.config(tmp_path / "config", **SHORT)
-    given = [
+    options = [
         "--num-clients",
         "2",
         "--backend",
@@ -32,7 +32,7 @@ def line(run_inputs: RunInputs, tmp_path: Path) -> list[str | Path]:
         "cpu",
     ]
     place = ["--dir", tmp_path / "testnet", "--tui", "screen"]
-    return [CONSOLE, "local-testnet", "start", "--config-path", config, *place, *given]
+    return [CONSOLE, "local-testnet", "start", "--config-path", config, *place, *options]
 
 
 @pytest.fixture
@@ -96,5 +96,5 @@ def test_testnet_on_dumb_terminal_prints_lines(
         descendants = family(terminal)
         terminal.press("\x03")
         assert terminal.ended() == 130
-        assert "\x1b[?1049h" not in terminal.seen
+        assert "\x1b[?1049h" not in terminal.output
     assert psutil.wait_procs(descendants, KILLED_SECONDS)[1] == []

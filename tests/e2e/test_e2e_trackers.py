@@ -22,27 +22,27 @@ pytestmark = pytest.mark.nightly
 
 def losses_of_wandb(place: Path) -> dict[str, list[Any]]:
     """Return the losses by wallet."""
-    found = {}
+    losses = {}
     for file in place.glob("wandb/offline-run-*/*.wandb"):
         about, rows = read_wandb_file(file)
-        found[about["config"]["wallet"]] = [
+        losses[about["config"]["wallet"]] = [
             (row["step"], row["loss"]) for row in rows if "loss" in row
         ]
-    return found
+    return losses
 
 
 def losses_of_trackio(place: Path) -> dict[str, list[Any]]:
     with sqlite3.connect(place / "lab.db") as database:
         wallets = dict(database.execute("select run_id, config from configs").fetchall())
-        found: dict[str, list[Any]] = {
+        losses: dict[str, list[Any]] = {
             json.loads(config)["wallet"]: [] for config in wallets.values()
         }
         for run, step, metrics in database.execute(
             "select run_id, step, metrics from metrics order by id"
         ):
             if "loss" in (row := json.loads(metrics)):
-                found[json.loads(wallets[run])["wallet"]].append((step, row["loss"]))
-    return found
+                losses[json.loads(wallets[run])["wallet"]].append((step, row["loss"]))
+    return losses
 
 
 @with_wandb

@@ -73,15 +73,15 @@ def test_other_architectures_with_evaluated_member_train(
     """
     rules = {"rounds_per_epoch": STEPS // EPOCHS, "total_steps": STEPS, "overlap": 0}
     cluster.configure(make_run_inputs(tmp_path, architecture).config(cluster.place, **rules))
-    asked, *others = members = [cluster.add_member(tier) for tier in (0, 1, 2)]
-    cluster.start(asked, "--eval-tasks", "source-choice", "--eval-task-max-docs", "10")
+    evaluated_member, *others = members = [cluster.add_member(tier) for tier in (0, 1, 2)]
+    cluster.start(evaluated_member, "--eval-tasks", "source-choice", "--eval-task-max-docs", "10")
     for member in others:
         cluster.start(member)
     cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
     cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
     assert [member.process.wait() for member in members] == [0, 0, 0]
 
-    evaluations = asked.event_log.events_of("evaluated")
+    evaluations = evaluated_member.event_log.events_of("evaluated")
     assert evaluations
     for event in evaluations:
         assert (event["task"], event["metric"], event["docs"]) == ("source-choice", "acc", 10)

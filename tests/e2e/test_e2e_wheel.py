@@ -26,15 +26,15 @@ from e2e.wheel_install import OURS, Installed, without_us
 @pytest.mark.slow
 def test_sdist_and_wheel_contain_user_files(installed: Installed) -> None:
     with tarfile.open(installed.sdist) as archive:
-        kept = {name.partition("/")[2] for name in archive.getnames()}
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {
         "pyproject.toml",
         "README.md",
         "LICENSE",
         "config/demo/config.toml",
         "scripts/setup-run.sh",
-    } <= kept
-    assert not [name for name in kept if name.startswith((".venv/", "runs/", "target/"))]
+    } <= names
+    assert not [name for name in names if name.startswith((".venv/", "runs/", "target/"))]
     with zipfile.ZipFile(installed.wheel) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     assert files["aftermath/programs/coordinator.so"] == COORDINATOR_SO.read_bytes()
@@ -53,10 +53,10 @@ def test_error_docs_page_is_in_package(installed: Installed, tmp_path: Path) -> 
     script = installed.scripts / "aftermath-solana"
     (tmp_path / "run.toml").write_text("[config]\nnonsense = 1\n")
     line = [script, "estimate", "--config", "run.toml", "--json"]
-    done = subprocess.run(
+    completed = subprocess.run(
         line, cwd=tmp_path, env=without_us(), capture_output=True, text=True, check=False
     )
-    page, _, section = json.loads(done.stderr.splitlines()[-1])["docs"].partition("#")
+    page, _, section = json.loads(completed.stderr.splitlines()[-1])["docs"].partition("#")
     assert Path(page).is_relative_to(installed.place)
     assert section in slugs(Path(page))
 

@@ -32,11 +32,11 @@ class Installed:
 
     def python(self, *words: str | Path) -> str:
         line = [self.scripts / "python", *words]
-        done = subprocess.run(
+        completed = subprocess.run(
             line, cwd=self.place, env=without_us(), capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr[-2000:]
-        return done.stdout
+        assert completed.returncode == 0, completed.stderr[-2000:]
+        return completed.stdout
 
 
 def without_us() -> dict[str, str]:
@@ -60,10 +60,10 @@ def install(place: Path) -> Installed:
         pytest.skip(f"hatchling cannot be installed here: {got.stderr.strip().splitlines()[-1]}")
 
     def do(*line: str | Path) -> None:
-        done = subprocess.run(
+        completed = subprocess.run(
             line, cwd=ROOT, env=without_us(), capture_output=True, text=True, check=False
         )
-        assert done.returncode == 0, done.stderr[-2000:]
+        assert completed.returncode == 0, completed.stderr[-2000:]
 
     do(python, "-m", "hatchling", "build", "-t", "sdist", "-d", place / "dist")
     (sdist,) = (place / "dist").glob("*.tar.gz")

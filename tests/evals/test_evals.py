@@ -59,10 +59,12 @@ def test_likelihood_recognises_greedy_continuation(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     ids = tokenizer.encode(TEXT)
-    made = generate_greedily(asked_of(model), ids[:16], 8, lambda made: False)
-    assert likelihood(model, ids[:16], made)[1]
-    assert not likelihood(model, ids[:16], [*made[:-1], (made[-1] + 1) % 256])[1]
-    assert len(generate_greedily(asked_of(model), ids[:16], 8, lambda made: len(made) == 3)) == 3
+    tokens = generate_greedily(asked_of(model), ids[:16], 8, lambda tokens: False)
+    assert likelihood(model, ids[:16], tokens)[1]
+    assert not likelihood(model, ids[:16], [*tokens[:-1], (tokens[-1] + 1) % 256])[1]
+    assert (
+        len(generate_greedily(asked_of(model), ids[:16], 8, lambda tokens: len(tokens) == 3)) == 3
+    )
 
 
 # --- the task of our own ---
@@ -133,26 +135,26 @@ class Member:
 
     passes = 40
 
-    def __init__(self, asked: Evaluations, model: LanguageModel) -> None:
-        self.asked = asked
+    def __init__(self, evaluations: Evaluations, model: LanguageModel) -> None:
+        self.evaluations = evaluations
         self.model = model
         self.step = 0
-        self.told: list[event_types.Event] = []
+        self.events: list[event_types.Event] = []
         self.compute = ThreadWorker("replica")
-        self._events = Events(lambda: 0.0, [self.told.append])
+        self._events = Events(lambda: 0.0, [self.events.append])
 
     async def rounds(self, most: int, enough: int = 2) -> list[event_types.Event]:
         """Run at most `most` rounds, and return the events."""
         for _ in range(most):
-            if len(self.told) >= enough:
+            if len(self.events) >= enough:
                 break
             await self.round(self._some_passes)
-        return self.told
+        return self.events
 
     async def round(self, over: Callable[[], Coroutine[Any, Any, object]]) -> None:
         """Run one round, which ends when `over` returns."""
         self.step += 1
-        await self.asked.run(self.model, self.step, self._events, self.compute, over)
+        await self.evaluations.run(self.model, self.step, self._events, self.compute, over)
 
     async def _some_passes(self) -> None:
         begun = 0
@@ -185,18 +187,18 @@ async def test_member_is_evaluated_between_rounds(
     model: LanguageModel, tokenizer: Tokenizer
 ) -> None:
     member = Member(asking(32), model)
-    told = await member.rounds(600)
-    found = [event for event in told if isinstance(event, event_types.Evaluated)]
-    assert len(found) == len(told) == 2
+    events = await member.rounds(600)
+    evaluations = [event for event in events if isinstance(event, event_types.Evaluated)]
+    assert len(evaluations) == len(events) == 2
     (at_rest,) = evaluate(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=32))
-    for event in found:
+    for event in evaluations:
         assert (event.task, event.metric, event.value, event.docs) == (
             SOURCE_CHOICE,
             "acc",
             at_rest.value,
             32,
         )
-    assert found[0].step == 1 < found[1].step < member.step, "it took more than a round"
+    assert evaluations[0].step == 1 < evaluations[1].step < member.step, "it took more than a round"
 
 
 async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> None:
@@ -206,13 +208,13 @@ async def test_evaluated_weights_are_of_reported_step(tokenizer: Tokenizer) -> N
         0
     ].value
     member = Member(asking(32), trained)
-    while not member.told:
+    while not member.events:
         await member.rounds(1, 1)
         with torch.no_grad():
             for tensor in trained.parameters():
                 tensor.copy_(torch.randn(tensor.shape, generator=torch.Generator().manual_seed(0)))
     assert member.step > 1, "it took more than a round"
-    (event,) = member.told
+    (event,) = member.events
     assert isinstance(event, event_types.Evaluated)
     assert (event.step, event.value) == (1, at_first)
     assert (
@@ -234,7 +236,7 @@ async def test_starting_round_interrupts_evaluation_pass(
             resumed.wait()
 
     member = Member(asking(20), model)
-    held = register_module_forward_pre_hook(hold)
+    hook = register_module_forward_pre_hook(hold)
     try:
         await member.round(lambda: asyncio.to_thread(begun.wait, 60))
         assert begun.is_set()
@@ -243,7 +245,7 @@ async def test_starting_round_interrupts_evaluation_pass(
         )
     finally:
         resumed.set()
-        held.remove()
+        hook.remove()
     (event,) = await member.rounds(600, 1)
     (at_rest,) = evaluate(asked_of(model), tokenizer, 24, EvalRequest((SOURCE_CHOICE,), docs=20))
     assert isinstance(event, event_types.Evaluated)
@@ -251,21 +253,21 @@ async def test_starting_round_interrupts_evaluation_pass(
 
 
 async def test_evaluated_copy_is_freed_afterwards(model: LanguageModel) -> None:
-    held = weakref.WeakSet[nn.Module]()
+    modules = weakref.WeakSet[nn.Module]()
 
     def see(module: nn.Module, _: object) -> None:
         if threading.current_thread().name == "evaluations":
-            held.add(module)
+            modules.add(module)
 
     member = Member(asking(20), model)
-    seen = register_module_forward_pre_hook(see)
+    hook = register_module_forward_pre_hook(see)
     try:
         await member.rounds(600, 1)
     finally:
-        seen.remove()
+        hook.remove()
     gc.collect()
-    assert len(member.told) == 1
-    assert not held
+    assert len(member.events) == 1
+    assert not modules
 
 
 @pytest.mark.parametrize(

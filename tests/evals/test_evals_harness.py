@@ -37,7 +37,7 @@ def test_task_unknown_to_harness_is_named() -> None:
         check_known(eval_request("unheard_of", 0, None, None))
 
 
-def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
+def task(place: Path, answer: str = TEXT[16:19], **fields: Any) -> str:
     """A user's task: a YAML file and its data."""
     lines = [
         {"q": TEXT[:16], "c": [answer, "~~~"], "a": 0},
@@ -55,7 +55,7 @@ def task(place: Path, answer: str = TEXT[16:19], **said: Any) -> str:
         "doc_to_text": "{{q}}",
         "target_delimiter": "",
     }
-    (place / "task.yaml").write_text(json.dumps(document | said))  # JSON is YAML
+    (place / "task.yaml").write_text(json.dumps(document | fields))  # JSON is YAML
     return str(place / "task.yaml")
 
 
@@ -78,36 +78,36 @@ def test_harness_choice_task_is_scored(
 def test_harness_generation_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    said = {
+    fields = {
         "output_type": "generate_until",
         "doc_to_target": "{{c[0]}}",
         "generation_kwargs": {"until": ["~"], "max_gen_toks": 6},
         "metric_list": [{"metric": "exact_match", "aggregation": "mean", "higher_is_better": True}],
     }
-    ids = generate_greedily(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda made: False)
-    named = task(tmp_path, answer=tokenizer.decode(ids), **said)
-    (score,) = evaluate(asked_of(model), tokenizer, 24, eval_request(named, 0, 0, 1))
+    ids = generate_greedily(asked_of(model), tokenizer.encode(TEXT[:16]), 6, lambda tokens: False)
+    task_name = task(tmp_path, answer=tokenizer.decode(ids), **fields)
+    (score,) = evaluate(asked_of(model), tokenizer, 24, eval_request(task_name, 0, 0, 1))
     assert (score.metric, score.value) == ("exact_match", 1.0)
 
 
 def test_harness_rolling_task_is_scored(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    said = {
+    fields = {
         "output_type": "loglikelihood_rolling",
         "doc_to_text": "",
         "doc_to_target": "{{q}}",
         "metric_list": [{"metric": "byte_perplexity"}],
     }
     (score,) = evaluate(
-        asked_of(model), tokenizer, 24, eval_request(task(tmp_path, **said), 0, 0, 1)
+        asked_of(model), tokenizer, 24, eval_request(task(tmp_path, **fields), 0, 0, 1)
     )
     nats, _ = likelihood(model, [tokenizer.end_id or 0], tokenizer.encode(TEXT[:16]))
     assert score.value == pytest.approx(math.exp(-nats / 16), rel=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("named", "prefix"),
+    ("special_tokens", "prefix"),
     [
         # as lm_eval's HFLM: the first token, else the last
         ({"bos_token": "a", "eos_token": "b"}, 97),
@@ -116,9 +116,9 @@ def test_harness_rolling_task_is_scored(
     ],
 )
 def test_prefix_token_is_first_or_last_of_text(
-    model: LanguageModel, named: dict[str, str], prefix: int
+    model: LanguageModel, special_tokens: dict[str, str], prefix: int
 ) -> None:
-    companions = {"tokenizer_config.json": json.dumps(named).encode()}
+    companions = {"tokenizer_config.json": json.dumps(special_tokens).encode()}
     tokenizer = Tokenizer(byte_tokenizer().to_str().encode(), "tokenizer.json", companions)
     assert _model(asked_of(model), tokenizer, 24).prefix_token_id == prefix
 
@@ -127,18 +127,18 @@ def test_special_tokens_are_added_only_if_harness_asks(model: LanguageModel) -> 
     begins = byte_tokenizer()
     begins.post_processor = processors.TemplateProcessing(single="! $A", special_tokens=[("!", 33)])
     companions = {"tokenizer_config.json": b'{"bos_token": "!"}'}
-    asked = _model(
+    harness_model = _model(
         asked_of(model), Tokenizer(begins.to_str().encode(), "tokenizer.json", companions), 24
     )
-    assert asked.tok_encode("go") == [*b"!go"]
-    assert asked.tok_encode("go", add_special_tokens=False) == [*b"go"]
-    assert asked.tok_encode("!go") == [*b"!go"]  # a text that already has the prefix
+    assert harness_model.tok_encode("go") == [*b"!go"]
+    assert harness_model.tok_encode("go", add_special_tokens=False) == [*b"go"]
+    assert harness_model.tok_encode("!go") == [*b"!go"]  # a text that already has the prefix
 
 
 def test_missing_harness_data_is_unsuitable(
     model: LanguageModel, tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    named = task(tmp_path, **CHOICE)
+    task_name = task(tmp_path, **CHOICE)
     (tmp_path / "data.jsonl").unlink()
     with pytest.raises(Unsuitable, match="cannot be had"):
-        evaluate(asked_of(model), tokenizer, 24, eval_request(named, 0, 0, 1))
+        evaluate(asked_of(model), tokenizer, 24, eval_request(task_name, 0, 0, 1))

@@ -14,13 +14,13 @@ KINDS: dict[str, type[Event]] = {
 }
 
 
-def sample_event(kind: str, **given: Any) -> Event:
+def sample_event(kind: str, **values: Any) -> Event:
     """Return an event of this kind. Fail for a field that it does not have."""
-    found = KINDS[kind]
-    fields = msgspec.structs.fields(found)
-    assert given.keys() <= {field.name for field in fields}, f"{kind} has no {given.keys()}"
+    event_type = KINDS[kind]
+    fields = msgspec.structs.fields(event_type)
+    assert values.keys() <= {field.name for field in fields}, f"{kind} has no {values.keys()}"
     blank = {field.name: _blank(field.type) for field in fields if field.required}
-    return msgspec.convert({"kind": kind, **blank, **given}, found)
+    return msgspec.convert({"kind": kind, **blank, **values}, event_type)
 
 
 def _blank(kind: Any) -> Any:

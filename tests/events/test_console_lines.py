@@ -36,6 +36,6 @@ def test_tui_log_into_pipe_prints_lines(capsys: pytest.CaptureFixture[str]) -> N
     with contextlib.ExitStack() as stack:
         events = events_of(TrainSettings(run_id="demo", logs="tui"), stack)
         events.emit(sample_event("state", state="WARMUP", step=3, total_steps=10))
-        shown = capsys.readouterr().out
-    assert shown.strip().endswith("epoch 0: warm-up; step 3 of 10")
-    assert "\x1b" not in shown
+        output = capsys.readouterr().out
+    assert output.strip().endswith("epoch 0: warm-up; step 3 of 10")
+    assert "\x1b" not in output

@@ -42,10 +42,10 @@ class Member:
         self.events.emit(sample_event(kind, **fields))
 
 
-def steps(told: list[EventRecord]) -> list[tuple[str, int]]:
+def steps(records: list[EventRecord]) -> list[tuple[str, int]]:
     return [
         (one.origin.wallet, one.event.step)
-        for one in told
+        for one in records
         if isinstance(one.event, event_types.ShareTrained)
     ]
 
@@ -185,8 +185,8 @@ def test_closed_log_warning_has_no_error_number(
         raise OSError(28, "No space left on device", "/logs/a.jsonl")
 
     Events(lambda: 0.0, [full]).emit(event_types.Loading())
-    said = "warning: closed a log that cannot be written: /logs/a.jsonl: No space left on device\n"
-    assert capsys.readouterr().err == said
+    line = "warning: closed a log that cannot be written: /logs/a.jsonl: No space left on device\n"
+    assert capsys.readouterr().err == line
 
 
 def test_full_disk_warns_once_until_next_epoch(

@@ -32,29 +32,31 @@ NOON = datetime(2026, 11, 21, 12, 0, 0, 250_000, tzinfo=UTC)
 
 def test_full_disk_under_log_and_stderr_costs_only_the_log(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such a disk follows `train ... > log 2>&1`: no stream is left to report the failure."""
-    seen: list[Any] = []
+    received_events: list[Any] = []
     with (
         Path("/dev/full").open("w", buffering=1) as log,
         Path("/dev/full").open("w", buffering=1) as stderr,
     ):
         monkeypatch.setattr(sys, "stderr", stderr)
-        events = Events(lambda: 1.5, [ConsoleLines(Console(file=log), lambda: NOON), seen.append])
+        events = Events(
+            lambda: 1.5, [ConsoleLines(Console(file=log), lambda: NOON), received_events.append]
+        )
         for step in (1, 2):
             events.emit(Warning(message=f"trouble {step}"))
         with contextlib.suppress(OSError):
             stderr.close()
         with contextlib.suppress(OSError):
             log.close()
-    assert [event.message for event in seen] == ["trouble 1", "trouble 2"]
+    assert [event.message for event in received_events] == ["trouble 1", "trouble 2"]
 
 
 @given(st.text())
 def test_printable_text_has_no_terminal_codes(text: str) -> None:
-    shown = printable(text)
-    assert len(shown) == len(text)
-    assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in shown)
-    assert not set(shown) & set("\u200e\u200f\u061c\u2028\u2029\u202e\u2066\ufeff")
-    assert printable(shown) == shown
+    clean = printable(text)
+    assert len(clean) == len(text)
+    assert not any(ord(character) < 32 or 127 <= ord(character) < 160 for character in clean)
+    assert not set(clean) & set("\u200e\u200f\u061c\u2028\u2029\u202e\u2066\ufeff")
+    assert printable(clean) == clean
 
 
 @given(st.dictionaries(st.text(), st.text()))
@@ -65,12 +67,12 @@ def test_json_text_escapes_and_keeps_its_value(value: dict[str, str]) -> None:
 
 
 def test_every_event_kind_is_read_back_from_file() -> None:
-    made = {
+    kinds = {
         kind
         for kind in vars(event_types).values()
         if isinstance(kind, type) and issubclass(kind, Event)
     }
-    assert set(KINDS.values()) == made - {Event}
+    assert set(KINDS.values()) == kinds - {Event}
 
 
 @pytest.mark.parametrize(
@@ -104,11 +106,11 @@ def _drawn(thing: object) -> str:
 
 def test_run_names_in_tables_are_escaped() -> None:
     for table in (listing(["run", "name"], [[EVIL, [EVIL, EVIL]]]), facts({"name": EVIL})):
-        shown = _drawn(table)
-        assert "a[/b]" in shown
-        assert "\x1b]" not in shown
-        assert "\x1b[2J" not in shown
-        assert "\u202e" not in shown
+        drawing = _drawn(table)
+        assert "a[/b]" in drawing
+        assert "\x1b]" not in drawing
+        assert "\x1b[2J" not in drawing
+        assert "\u202e" not in drawing
 
 
 def test_table_on_narrow_terminal_keeps_copyable_values() -> None:
@@ -119,16 +121,16 @@ def test_table_on_narrow_terminal_keeps_copyable_values() -> None:
 
 
 def test_module_warning_is_one_line_event() -> None:
-    seen: list[Any] = []
+    received_events: list[Any] = []
     log = logging.Logger("test")
-    log.addHandler(LogWarnings(Events(lambda: 1.5, [seen.append])))
+    log.addHandler(LogWarnings(Events(lambda: 1.5, [received_events.append])))
     log.info("nothing to tell")
     log.warning("peer %s is gone", "ab")
     try:
         raise OSError("no way")
     except OSError:
         log.exception("dialling failed")
-    assert [(event.t, type(event), event.message) for event in seen] == [
+    assert [(event.t, type(event), event.message) for event in received_events] == [
         (1.5, Warning, "peer ab is gone"),
         (1.5, Warning, "dialling failed: OSError: no way"),
     ]
@@ -254,20 +256,19 @@ def test_loss_line_labels_equal_first_and_last_bar(steps: int, width: int) -> No
     them.
     """
     curve = [(step, 6.0 - 3.0 * step / steps) for step in range(1, steps + 1)]
-    shown = loss_line(curve, width)
-    assert len(shown) <= width
-    assert shown.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
-    assert shown.endswith(f"▁ {curve[-1][1]:.3f}")
+    line = loss_line(curve, width)
+    assert len(line) <= width
+    assert line.startswith(f"loss, steps 1 to {steps}:  {curve[0][1]:.3f} █")
+    assert line.endswith(f"▁ {curve[-1][1]:.3f}")
     assert (
-        len(shown) == width
-        or shown.count("▁") + sum(shown.count(bar) for bar in "▂▃▄▅▆▇█") == steps
+        len(line) == width or line.count("▁") + sum(line.count(bar) for bar in "▂▃▄▅▆▇█") == steps
     )
 
 
 def test_loss_line_draws_all_steps() -> None:
     """Half of the steps are high and half are low, and so are the bars."""
-    shown = loss_line([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
-    bars = shown.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
+    line = loss_line([(step, 6.0 if step <= 500 else 3.0) for step in range(1, 1001)], 76)
+    bars = line.removeprefix("loss, steps 1 to 1000:  6.000 ").removesuffix(" 3.000")
     assert abs(bars.count("█") - bars.count("▁")) <= 1
     assert bars == "█" * bars.count("█") + "▁" * bars.count("▁")
 

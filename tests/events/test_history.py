@@ -22,7 +22,7 @@ class Run:
     """A run whose members emit scripted events, one after the other."""
 
     def __init__(self) -> None:
-        self.history = EventHistory(lambda told: told.origin.wallet)
+        self.history = EventHistory(lambda record: record.origin.wallet)
         self.now = NOON
 
     def say(self, wallet: str, kind: str, **fields: Any) -> None:
@@ -286,8 +286,8 @@ def test_step_plot_is_png_of_its_size(tmp_path: Path) -> None:
 
 def _strokes(path: Path) -> int:
     """Return how many separate lines the curves consist of. All other strokes are thinner."""
-    found = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1\.5', path.read_text())
-    return sum(line.count("M") for line in found)
+    paths = re.findall(r'<path d="([^"]*)"[^>]*stroke-width: 1\.5', path.read_text())
+    return sum(line.count("M") for line in paths)
 
 
 def test_plot_line_has_gap_for_missing_steps(tmp_path: Path) -> None:

@@ -37,14 +37,14 @@ def scraped(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """Return the served values by name and by the labels that not all series have."""
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as reply:
         text = reply.read().decode()
-    found = {}
+    values = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.endswith("_created"):
                 continue
             assert OWN.items() <= sample.labels.items(), sample
-            found[sample.name, frozenset(sample.labels.items() - OWN.items())] = sample.value
-    return found
+            values[sample.name, frozenset(sample.labels.items() - OWN.items())] = sample.value
+    return values
 
 
 def names() -> set[str]:
@@ -98,7 +98,7 @@ def test_metrics_are_served_while_member_runs() -> None:
             events.emit(
                 sample_event("machine", **machine, **network_told, gpus=[{"number": 0}, GPU])
             )
-        found = scraped(port)
+        values = scraped(port)
         none: frozenset[tuple[str, str]] = frozenset()
         expected = {
             "aftermath_epoch": 2,
@@ -128,21 +128,21 @@ def test_metrics_are_served_while_member_runs() -> None:
         }
         assert (
             expected.items()
-            <= {name: value for (name, labels), value in found.items() if labels == none}.items()
+            <= {name: value for (name, labels), value in values.items() if labels == none}.items()
         )
         in_state = {
             dict(labels)["state"]
-            for (name, labels), on in found.items()
+            for (name, labels), on in values.items()
             if name == "aftermath_state" and on
         }
         assert in_state == {"warmup"}
-        assert sum(name == "aftermath_state" for name, _ in found) == len(RunState)
+        assert sum(name == "aftermath_state" for name, _ in values) == len(RunState)
         wait = frozenset({("part", "wait")})
         assert (
-            found["aftermath_round_seconds_count", wait],
-            found["aftermath_round_seconds_sum", wait],
+            values["aftermath_round_seconds_count", wait],
+            values["aftermath_round_seconds_sum", wait],
         ) == (2, 0.5)
-        of_gpus = {name: value for (name, labels), value in found.items() if "gpu" in dict(labels)}
+        of_gpus = {name: value for (name, labels), value in values.items() if "gpu" in dict(labels)}
         assert of_gpus == {
             "aftermath_gpu_memory_used_bytes": 5 << 30,
             "aftermath_gpu_memory_total_bytes": 8 << 30,
@@ -150,11 +150,11 @@ def test_metrics_are_served_while_member_runs() -> None:
             "aftermath_gpu_temperature_celsius": 60,
             "aftermath_gpu_power_watts": 250.5,
         }
-        assert {dict(labels)["gpu"] for _, labels in found if "gpu" in dict(labels)} == {"1"}, (
+        assert {dict(labels)["gpu"] for _, labels in values if "gpu" in dict(labels)} == {"1"}, (
             "the other told nothing"
         )
-        assert found["aftermath_client_info", frozenset({("version", "0.1.0")})] == 1
-        assert {name for name, _ in found} == names(), "all that there is was told"
+        assert values["aftermath_client_info", frozenset({("version", "0.1.0")})] == 1
+        assert {name for name, _ in values} == names(), "all that there is was told"
     with pytest.raises(OSError):
         scraped(port)
 
@@ -182,8 +182,8 @@ def test_metrics_page_lists_exactly_all_metrics() -> None:
 
 def test_dashboard_queries_exactly_all_metrics() -> None:
     dashboard = json.loads((ROOT / "config/grafana/aftermath.json").read_text())
-    asked = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
-    assert set(re.findall(r"aftermath_\w+", " ".join(asked))) == names()
+    queries = {target["expr"] for panel in dashboard["panels"] for target in panel["targets"]}
+    assert set(re.findall(r"aftermath_\w+", " ".join(queries))) == names()
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
     labels = {*OWN, "state", "part", "version", "gpu"}
     legends = {

@@ -34,25 +34,25 @@ def test_series_page_lists_exactly_all_series() -> None:
         sample_event("evaluated", task="source-choice", metric="acc"),
         sample_event("optimizer", levels={0: {"norm": 1.0}}),
     )
-    told = {name for row in everything for name in row.numbers}
+    names = {name for row in everything for name in row.numbers}
     stand_for = {
         "eval/source-choice/acc": "eval/TASK/METRIC",
         "optimizer/0/norm": "optimizer/LEVEL/NAME",
     }
-    named = {stand_for.get(name, re.sub(r"/1$", "/GPU", name)) for name in told} - {"eval//"}
+    series = {stand_for.get(name, re.sub(r"/1$", "/GPU", name)) for name in names} - {"eval//"}
     table = (
         (ROOT / "docs/operations.md")
         .read_text()
         .split("\n| metric | series of trackers | what |\n")[1]
         .split("\n\n")[0]
     )
-    assert named == {
+    assert series == {
         name for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[2])
     }
 
 
 def test_series_row_belongs_to_its_step() -> None:
-    told = rows(
+    result = rows(
         sample_event("state", step=7, epoch=1),
         sample_event("machine", cpu=3.0),
         sample_event("trained", step=9, epoch=1, tokens=10, tokens_per_sec=5.0, loss=2.5),
@@ -61,9 +61,9 @@ def test_series_row_belongs_to_its_step() -> None:
         sample_event("state", step=5),
         sample_event("traffic", peers=2),
     )
-    assert [row.step for row in told] == [7, 9, 4, 9, 5]
-    assert (told[1].numbers["loss"], told[1].numbers["tokens"]) == (2.5, 10)
-    assert told[2].numbers == {"eval/t/acc": 0.25}
+    assert [row.step for row in result] == [7, 9, 4, 9, 5]
+    assert (result[1].numbers["loss"], result[1].numbers["tokens"]) == (2.5, 10)
+    assert result[2].numbers == {"eval/t/acc": 0.25}
 
 
 def test_series_row_without_loss_omits_it() -> None:
@@ -84,11 +84,11 @@ def test_refused_peer_data_adds_no_rows(times: int) -> None:
 
 @given(NUMBERS, NUMBERS, NUMBERS)
 def test_series_numbers_are_all_finite(one: float, two: float, three: float) -> None:
-    told = rows(
+    result = rows(
         sample_event("trained", loss=one, tokens_per_sec=two, seconds=three),
         sample_event("evaluated", value=one),
         sample_event("optimizer", levels={0: {"norm": two, "none": None}}),
         sample_event("machine", cpu=three),
     )
-    assert all(math.isfinite(number) for row in told for number in row.numbers.values())
-    assert all(row.numbers for row in told)
+    assert all(math.isfinite(number) for row in result for number in row.numbers.values())
+    assert all(row.numbers for row in result)

@@ -36,9 +36,9 @@ CONFIG = builders.config(
 BEGAN = 1_000
 
 
-def members(count: int, **given: Any) -> Members:
+def members(count: int, **overrides: Any) -> Members:
     return builders.members(
-        {seat: builders.seat(seat, tier=seat % 3, **given) for seat in range(count)}
+        {seat: builders.seat(seat, tier=seat % 3, **overrides) for seat in range(count)}
     )
 
 
@@ -51,17 +51,17 @@ def at(
     round_: dict[str, Any] | None = None,
     silent: int = 0,
     has_tick: bool = True,
-    **given: Any,
+    **overrides: Any,
 ) -> RunStatus:
-    run = run_of(state, round_, **given)
+    run = run_of(state, round_, **overrides)
     seats = members_ if members_ is not None else members(3)
     return status_of(run, model or builders.model(), seats, now, silent=silent, has_tick=has_tick)
 
 
-def run_of(state: RunState, round_: dict[str, Any] | None = None, **given: Any) -> Run:
+def run_of(state: RunState, round_: dict[str, Any] | None = None, **overrides: Any) -> Run:
     rounds = (builders.header(0b111, **{"elected": 3} | (round_ or {})),)
     return builders.run(
-        state, rounds=rounds, **{"config": CONFIG, "state_started_at": BEGAN, "step": 1} | given
+        state, rounds=rounds, **{"config": CONFIG, "state_started_at": BEGAN, "step": 1} | overrides
     )
 
 
@@ -70,9 +70,9 @@ def test_status_of_halted_run_names_command_without_deadline() -> None:
         (RunState.UNINITIALIZED, "update-config"),
         (RunState.PAUSED, "set-paused resume"),
     ):
-        found = at(state)
-        assert word in found.waits[0]
-        assert found.deadline is None
+        status = at(state)
+        assert word in status.waits[0]
+        assert status.deadline is None
     finished = at(RunState.FINISHED, step=101)
     assert finished.waits == ("nothing: 100 steps are trained",)
     assert (finished.step, finished.deadline) == (100, None)
@@ -81,9 +81,9 @@ def test_status_of_halted_run_names_command_without_deadline() -> None:
 def test_outer_momentum_is_a_fact_only_if_it_is_on() -> None:
     assert "outer momentum" not in facts_of(at(RunState.PAUSED))
     model = builders.model(optimizer=SparseLoCo(outer_momentum=0.6))
-    found = at(RunState.PAUSED, model=model)
-    assert found.outer_momentum == 0.6
-    assert facts_of(found)["outer momentum"] == "0.6"
+    status = at(RunState.PAUSED, model=model)
+    assert status.outer_momentum == 0.6
+    assert facts_of(status)["outer momentum"] == "0.6"
 
 
 def test_new_run_waits_for_config_and_then_start() -> None:
@@ -115,19 +115,19 @@ def test_status_of_waiting_run_counts_missing_members() -> None:
 def test_status_names_reason_of_last_epoch_end() -> None:
     reasons = [reason for reason in ExitReason if reason is not ExitReason.NONE]
     stay = members(3, pending=True, state=MemberState.IDLE)
-    told = {
+    texts = {
         at(RunState.WAITING_FOR_MEMBERS, exit_reason=reason, members_=stay, step=101).waits[-1]
         for reason in reasons
     }
-    assert len(told) == len(reasons)
+    assert len(texts) == len(reasons)
     complete = {ExitReason.ROUNDS_PER_EPOCH, ExitReason.EPOCH_TIME}
-    assert sum("(the last epoch is complete" in sentence for sentence in told) == len(complete)
-    assert sum("(the last epoch ended: " in sentence for sentence in told) == 4
+    assert sum("(the last epoch is complete" in sentence for sentence in texts) == len(complete)
+    assert sum("(the last epoch ended: " in sentence for sentence in texts) == 4
 
 
 def test_status_after_reopen_names_added_steps() -> None:
-    given: dict[str, Any] = {"exit_reason": ExitReason.TOTAL_STEPS}
-    reopened = at(RunState.WAITING_FOR_MEMBERS, step=61, **given)
+    facts: dict[str, Any] = {"exit_reason": ExitReason.TOTAL_STEPS}
+    reopened = at(RunState.WAITING_FOR_MEMBERS, step=61, **facts)
     assert reopened.waits[0].endswith(" (all earlier steps were trained; the owner has added more)")
 
 
@@ -149,30 +149,30 @@ def test_status_of_day_long_wait_names_rewind_on_chain(
     has_tick: bool, source: ModelSource, known: str
 ) -> None:
     """If the next epoch begins from the checkpoint, no member has a newer model."""
-    away, given = away_for_a_day()
-    given["model_source"] = source
-    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, has_tick=has_tick, **given)
+    away, facts = away_for_a_day()
+    facts["model_source"] = source
+    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, has_tick=has_tick, **facts)
     assert waiting.waits[1].startswith(f"a member that {known} (after 24 hours, any member)")
     assert ("then aftermath-solana rewind --run-id test --to-step" in waiting.waits[1]) is has_tick
 
 
 @pytest.mark.parametrize("step", [1, 61])
 def test_status_of_day_long_wait_on_server_names_new_state(step: int) -> None:
-    away, given = away_for_a_day()
+    away, facts = away_for_a_day()
     model = builders.model(
         checkpoint_step=step, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/a/b", "")
     )
     waiting = at(
-        RunState.WAITING_FOR_MEMBERS, members_=away, model=model, has_tick=False, step=70, **given
+        RunState.WAITING_FOR_MEMBERS, members_=away, model=model, has_tick=False, step=70, **facts
     )
     assert "start it with another --save-state-dir" in waiting.waits[1]
     assert ("write /a/b as the checkpoint into its state.toml" in waiting.waits[1]) is (step > 1)
 
 
 def test_status_of_reopened_saved_run_loses_no_step() -> None:
-    away, given = away_for_a_day()
+    away, facts = away_for_a_day()
     model = builders.model(checkpoint_step=61)
-    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, model=model, step=61, **given)
+    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, model=model, step=61, **facts)
     assert waiting.waits[1].startswith(
         "a member that trained before (after 24 hours, any member); to begin at once from the "
         "checkpoint, which has all 60 steps, the owner runs"
@@ -221,34 +221,34 @@ def test_status_after_all_left_names_no_silent_witness(reason: ExitReason) -> No
     ],
 )
 def test_status_counts_votes(state: RunState, attestations: int, words: str, deadline: int) -> None:
-    found = at(state, round_={"attestations": attestations, "height": 4})
-    assert found.waits == (words,)
-    assert found.deadline == deadline
+    status = at(state, round_={"attestations": attestations, "height": 4})
+    assert status.waits == (words,)
+    assert status.deadline == deadline
 
 
 def test_status_of_cooldown_names_hashes_and_checkpoint() -> None:
-    given = {"step": 41, "levels": 3}
-    nothing = at(RunState.COOLDOWN, **given)
+    facts = {"step": 41, "levels": 3}
+    nothing = at(RunState.COOLDOWN, **facts)
     assert nothing.waits == (
         "the hashes of the model: 0 of 3 levels are attested",
         "a tier-0 member to save a checkpoint of this epoch",
     )
-    of_before = at(RunState.COOLDOWN, levels_attested=0b111, attested_step=21, **given)
+    of_before = at(RunState.COOLDOWN, levels_attested=0b111, attested_step=21, **facts)
     assert of_before.waits[0] == nothing.waits[0], "hashes of the epoch before do not count"
-    some = at(RunState.COOLDOWN, levels_attested=0b101, attested_step=41, **given)
+    some = at(RunState.COOLDOWN, levels_attested=0b101, attested_step=41, **facts)
     assert some.waits[0] == "the hashes of the model: 2 of 3 levels are attested"
-    kept = at(
+    with_checkpoint = at(
         RunState.COOLDOWN,
         levels_attested=0b111,
         attested_step=41,
         model=builders.model(checkpoint_step=41),
-        **given,
+        **facts,
     )
-    assert kept.waits == ()
+    assert with_checkpoint.waits == ()
     small = builders.members(
         {0: builders.seat(0, tier=2), 1: builders.seat(1, tier=2), 2: builders.seat(2, tier=1)}
     )
-    assert "0 of 2 levels" in at(RunState.COOLDOWN, members_=small, **given).waits[0], (
+    assert "0 of 2 levels" in at(RunState.COOLDOWN, members_=small, **facts).waits[0], (
         "nobody holds level 0"
     )
 
@@ -357,12 +357,12 @@ def test_status_names_pending_pause() -> None:
 
 
 def test_status_remaining_time_follows_epochs_pace() -> None:
-    given = {"start_step": 11, "epoch_started_at": BEGAN - 40}
-    assert at(RunState.ROUND_TRAIN, step=13, **given).left is None, (
+    facts = {"start_step": 11, "epoch_started_at": BEGAN - 40}
+    assert at(RunState.ROUND_TRAIN, step=13, **facts).left is None, (
         "two steps say nothing of a pace"
     )
-    assert at(RunState.ROUND_TRAIN, step=21, **given).left == 80 * 40 // 10
-    assert at(RunState.COOLDOWN, step=21, **given).left is None
+    assert at(RunState.ROUND_TRAIN, step=21, **facts).left == 80 * 40 // 10
+    assert at(RunState.COOLDOWN, step=21, **facts).left is None
 
 
 def test_status_members_equal_chain() -> None:
@@ -383,9 +383,9 @@ def test_status_members_equal_chain() -> None:
         rounds=(before, now, *run_of(RunState.PAUSED).rounds[2:]),
         head=1,
     )
-    found = status_of(run, builders.model(), builders.members(seats), BEGAN)
-    assert found.round == 4
-    assert [(member.seat, member.standing, member.seen) for member in found.members] == [
+    status = status_of(run, builders.model(), builders.members(seats), BEGAN)
+    assert status.round == 4
+    assert [(member.seat, member.standing, member.seen) for member in status.members] == [
         (0, "takes part", "epoch 3, round 3"),
         (1, "dropped", "epoch 3"),
         (2, "takes part, joins the next epoch", "epoch 3, round 4"),
@@ -395,9 +395,9 @@ def test_status_members_equal_chain() -> None:
         (7, "barred", "epoch 0"),
         (9, "away", "epoch 2"),
     ]
-    first = found.members[0]
+    first = status.members[0]
     assert (first.weight, first.points, first.slashed) == (7, 1200, 5)
-    assert sum(member.witness for member in found.members) == 2
+    assert sum(member.witness for member in status.members) == 2
     halted = status_of(
         replace(run, state=RunState.PAUSED), builders.model(), builders.members(seats), BEGAN
     )
@@ -407,19 +407,19 @@ def test_status_members_equal_chain() -> None:
 
 def test_status_speed_is_sum_of_members_in_epoch() -> None:
     model = builders.model(max_seq_len=64)
-    given: dict[str, Any] = {
+    facts: dict[str, Any] = {
         "start_step": 1,
         "epoch_started_at": BEGAN,
         "round_": {"batch": 8},
         "model": model,
     }
-    assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=3, **given).tokens_per_second is None
+    assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=3, **facts).tokens_per_second is None
     assert (
-        at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **given).tokens_per_second
+        at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **facts).tokens_per_second
         == 5 * 8 * 64 // 10
     )
-    assert at(RunState.COOLDOWN, now=BEGAN + 10, step=6, **given).tokens_per_second is None
-    drained = given | {"round_": {"batch": 0}}
+    assert at(RunState.COOLDOWN, now=BEGAN + 10, step=6, **facts).tokens_per_second is None
+    drained = facts | {"round_": {"batch": 0}}
     assert at(RunState.ROUND_TRAIN, now=BEGAN + 10, step=6, **drained).tokens_per_second is None
 
 
@@ -432,8 +432,8 @@ def test_status_level_holders_have_its_tier_or_larger() -> None:
     )
     assert [level.holders for level in between.levels] == [(), (1,), (1, 2)]
     facts = {"step": 7, "attested_step": 7, "levels_attested": 0b101, "levels_lost": 0b010}
-    told = at(RunState.COOLDOWN, members_=members(4), **facts).levels
-    assert [(level.attested, level.lost) for level in told] == [
+    levels = at(RunState.COOLDOWN, members_=members(4), **facts).levels
+    assert [(level.attested, level.lost) for level in levels] == [
         (True, False),
         (False, True),
         (True, False),
@@ -444,15 +444,15 @@ def test_status_level_holders_have_its_tier_or_larger() -> None:
 
 def test_status_levels_are_shown_by_earlier_deliveries() -> None:
     known = replace(members(4), established=0b0110)
-    found = at(RunState.WAITING_FOR_MEMBERS, members_=known)
-    assert [level.shown for level in found.levels] == [(), (1,), (1, 2)]
-    assert shown_levels(found) == ["level 0: none yet", "level 1: 1 member", "level 2: 2 members"]
+    status = at(RunState.WAITING_FOR_MEMBERS, members_=known)
+    assert [level.shown for level in status.levels] == [(), (1,), (1, 2)]
+    assert shown_levels(status) == ["level 0: none yet", "level 1: 1 member", "level 2: 2 members"]
 
 
 def test_standing_without_checkpoint_mentions_checkpoint_dir() -> None:
     """The chain does not know about the copy that a stopped member saved in its own directory."""
-    found = at(RunState.ROUND_TRAIN, step=7, epoch=1)
-    for words in (str(facts_of(found)["checkpoint"]), line(found)):
+    status = at(RunState.ROUND_TRAIN, step=7, epoch=1)
+    for words in (str(facts_of(status)["checkpoint"]), line(status)):
         assert "no recorded checkpoint has the last 6 steps" in words
         assert "--checkpoint-dir may have one" in words
 
@@ -467,8 +467,8 @@ def test_status_line_counts_active_members() -> None:
 def test_status_says_directory_is_on_another_machine() -> None:
     run = builders.run(RunState.FINISHED, step=7)
     model = builders.model(checkpoint_step=7)
-    found = status_of(run, model, builders.members({}), now=0)
-    assert checkpoint_of(found).endswith(", on the machine that saved it")
+    status = status_of(run, model, builders.members({}), now=0)
+    assert checkpoint_of(status).endswith(", on the machine that saved it")
     on_hub = replace(model, checkpoint=replace(model.checkpoint, kind=CheckpointKind.HUB))
-    found = status_of(run, on_hub, builders.members({}), now=0)
-    assert "machine" not in checkpoint_of(found)
+    status = status_of(run, on_hub, builders.members({}), now=0)
+    assert "machine" not in checkpoint_of(status)

@@ -49,8 +49,8 @@ def there(name: str) -> bool:
 
     A mere folder of that name, such as wandb's output, does not count.
     """
-    found = importlib.util.find_spec(name)
-    return found is not None and found.origin is not None
+    spec = importlib.util.find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 with_wandb = pytest.mark.skipif(
@@ -61,7 +61,7 @@ with_trackio = pytest.mark.skipif(
 )
 
 
-def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **wanted: str) -> str:
+def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **trackers: str) -> str:
     """Return what a member's process prints on both streams."""
     environment = {
         name: value
@@ -70,7 +70,7 @@ def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **want
     }
     environment |= {
         "TESTS": str(TESTS),
-        "WANTED": json.dumps(wanted),
+        "WANTED": json.dumps(trackers),
         "FIRST": str(first),
         "IDENTITY": identity,
     }
@@ -80,22 +80,22 @@ def tell(place: Path, first: int = 0, identity: str = "0123456789abcdef", **want
         "HOME": str(place),
     }
     line = [sys.executable, "-c", TELLS]
-    done = subprocess.run(
+    completed = subprocess.run(
         line, cwd=place, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
-    assert done.returncode == 0, done.stderr
-    assert all(line.startswith("{") for line in done.stdout.splitlines()), (
+    assert completed.returncode == 0, completed.stderr
+    assert all(line.startswith("{") for line in completed.stdout.splitlines()), (
         "nothing else among the events"
     )
-    return done.stderr
+    return completed.stderr
 
 
 def trackio_rows(place: Path) -> list[tuple[str, int, dict[str, float]]]:
     with sqlite3.connect(place / "trackio" / "lab.db") as database:
-        found = database.execute(
+        rows = database.execute(
             "select run_name, step, metrics from metrics order by id"
         ).fetchall()
-    return [(name, step, json.loads(metrics)) for name, step, metrics in found]
+    return [(name, step, json.loads(metrics)) for name, step, metrics in rows]
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +104,11 @@ def tracked_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     installed trackers.
     """
     place = tmp_path_factory.mktemp("told")
-    wanted = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
+    projects = {f"{name}_project": "lab" for name in ("wandb", "trackio") if there(name)}
     if there("wandb"):
-        wanted["wandb_entity"] = "team"
+        projects["wandb_entity"] = "team"
     for first in (0, 3):
-        assert tell(place, first, **wanted) == ""
+        assert tell(place, first, **projects) == ""
     return place
 
 
@@ -184,18 +184,18 @@ def test_tracker_without_key_is_refused_before_opening(tmp_path: Path) -> None:
     own = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")} | {
         "HOME": str(tmp_path)
     }
-    for extra, said in (
+    for extra, message in (
         ({}, "no API key"),
         ({"WANDB_API_KEY": "short"}, "40"),
         ({"WANDB_MODE": "?"}, "settings"),
     ):
         line = [sys.executable, "-c", ask]
-        done = subprocess.run(
+        completed = subprocess.run(
             line, cwd=tmp_path, env=own | extra, capture_output=True, text=True, check=False
         )
-        assert "Unsuitable: --wandb-project: " in done.stderr
-        assert said in done.stderr
-        assert "WANDB_MODE=offline" in done.stderr
+        assert "Unsuitable: --wandb-project: " in completed.stderr
+        assert message in completed.stderr
+        assert "WANDB_MODE=offline" in completed.stderr
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
@@ -203,10 +203,10 @@ def test_tracker_without_extra_names_install_command(name: str, tmp_path: Path) 
     """A folder that wandb left in the current directory does not count as the package."""
     (tmp_path / name).mkdir()
     line = [sys.executable, "-c", MISSING, name]
-    done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert f"--{name}-project: {name} is not installed" in done.stdout
-    assert f"pip install 'aftermath[{name}]'" in done.stdout
+    completed = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert f"--{name}-project: {name} is not installed" in completed.stdout
+    assert f"pip install 'aftermath[{name}]'" in completed.stdout
 
 
 MISSING = """
@@ -230,7 +230,7 @@ except Unsuitable as error:
 
 
 @pytest.mark.parametrize(
-    ("wanted", "said"),
+    ("options", "message"),
     [
         (
             TrackerOptions(wandb_group="g"),
@@ -244,14 +244,14 @@ except Unsuitable as error:
         (TrackerOptions(wandb_project="p" * 129), "1 to 128 printable characters"),
     ],
 )
-def test_invalid_tracker_names_are_refused(wanted: TrackerOptions, said: str) -> None:
+def test_invalid_tracker_names_are_refused(options: TrackerOptions, message: str) -> None:
     with pytest.raises(AftermathError) as refused:
-        wanted.check()
-    assert said in str(refused.value)
+        options.check()
+    assert message in str(refused.value)
 
 
 def test_trackers_are_off_by_default() -> None:
-    wanted = TrackerOptions()
-    wanted.check()
-    assert not wanted.any
-    assert wanted.sinks() == []
+    options = TrackerOptions()
+    options.check()
+    assert not options.any
+    assert options.sinks() == []

@@ -99,8 +99,8 @@ def test_train_local_learns_with_registered_kinds(machine: Machine) -> None:
 def test_members_on_a_chain_train_registered_kinds(machine: Machine) -> None:
     words = ["--num-clients", "2", "--client-matformer-tiers", "0,1", "--server-port", "0"]
     words += ["--client-device", "cpu", "--dir", "testnet", "--headless", "--json"]
-    told = summary(machine.run("local-testnet", "start", "--config-path", "run.toml", *words))
-    assert (told["ending"], told["steps"], told["failed"], told["differing"]) == (
+    result = summary(machine.run("local-testnet", "start", "--config-path", "run.toml", *words))
+    assert (result["ending"], result["steps"], result["failed"], result["differing"]) == (
         "finished",
         STEPS,
         [],

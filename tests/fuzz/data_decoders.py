@@ -29,9 +29,9 @@ def questions() -> tuple[list[bytes], Decode]:
 
 def answers() -> tuple[list[bytes], Decode]:
     described = messages.Description(2, 32, 10, [FileRecord("a.bin", 640, "ab" * 32)])
-    said = (described, messages.TokensReply(bytes(64)), messages.ErrorReply("there are 10"))
+    replies = (described, messages.TokensReply(bytes(64)), messages.ErrorReply("there are 10"))
     return [
-        messages.encode_message(one)[messages.LENGTH_BYTES :] for one in said
+        messages.encode_message(one)[messages.LENGTH_BYTES :] for one in replies
     ], messages.decode_reply
 
 
@@ -55,11 +55,11 @@ def listings() -> tuple[list[bytes], Decode]:
 
 def mixtures() -> tuple[list[bytes], Decode]:
     urls = [{"Http": {"location": {"SingleUrl": f"https://x.org/{name}.bin"}}} for name in "ab"]
-    said = [
+    documents = [
         {"providers": urls},
         {"shuffle": {"Seeded": [1] * 32}, "providers": [[urls[0], 0.5], ["Dummy", 2]]},
     ]
-    return [json.dumps(one).encode() for one in said], lambda data: _parsed(json_value(data))
+    return [json.dumps(one).encode() for one in documents], lambda data: _parsed(json_value(data))
 
 
 def heads() -> tuple[list[bytes], Decode]:

@@ -42,9 +42,11 @@ def folder() -> Path:
     ends.
     """
     memory = Path("/dev/shm")
-    made = Path(tempfile.mkdtemp(prefix="aftermath-fuzz-", dir=memory if memory.is_dir() else None))
-    atexit.register(shutil.rmtree, made, ignore_errors=True)
-    return made
+    directory = Path(
+        tempfile.mkdtemp(prefix="aftermath-fuzz-", dir=memory if memory.is_dir() else None)
+    )
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory
 
 
 def now(work: Coroutine[Any, Any, object]) -> object:

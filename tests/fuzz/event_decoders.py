@@ -43,9 +43,9 @@ def everything_of(path: Path) -> None:
         CsvTable(io.StringIO()),
         history.take,
     )
-    for told in reader.read():
+    for record in reader.read():
         for view in views:
-            view(told)
+            view(record)
     reader.notes()
     history.loss_curve()
     history.loss_by_tier()

@@ -99,8 +99,8 @@ def model_configs() -> tuple[list[bytes], Decode]:
 def known_models() -> list[dict[str, Any]]:
     """Return a `config.json` of each architecture that this installation can read."""
     return [
-        said
-        for name, said in sorted(MODELS.items())
+        document
+        for name, document in sorted(MODELS.items())
         if not name.startswith("auto") or find_spec("transformers")
     ]
 
@@ -112,16 +112,17 @@ def config_values() -> tuple[list[bytes], Decode]:
     The bytes of a message select the model, a key, its value, a second key and its value.
     """
     everyone = [
-        (said, sorted({*config_of(said).to_hf(), *said, *ODD_KEYS})) for said in known_models()
+        (document, sorted({*config_of(document).to_hf(), *document, *ODD_KEYS}))
+        for document in known_models()
     ]
 
     def read(data: bytes) -> object:
         of, *changes = data or b"\0"
         plain, keys = everyone[of % len(everyone)]
-        said = dict(plain)
+        document = dict(plain)
         pairs = zip(changes[:4:2], changes[1:4:2], strict=False)
-        said |= {keys[key % len(keys)]: ODD[value % len(ODD)] for key, value in pairs}
-        config = config_of(said)
+        document |= {keys[key % len(keys)]: ODD[value % len(ODD)] for key, value in pairs}
+        config = config_of(document)
         return config.parameter_shapes(), config.pieces(), config.tables()
 
     return [bytes([of]) for of in range(len(everyone))] + [
@@ -176,9 +177,9 @@ def weights() -> tuple[list[bytes], Decode]:
         return read_weights([path], tiny, stored=0, tier=0)
 
     decode = through_file("model.safetensors", read)
-    made = folder() / "weights"
-    write_checkpoint(made, init_weights(tiny, 1), tiny, tier=0, companions={})
-    return [(made / "model.safetensors").read_bytes()], decode
+    directory = folder() / "weights"
+    write_checkpoint(directory, init_weights(tiny, 1), tiny, tier=0, companions={})
+    return [(directory / "model.safetensors").read_bytes()], decode
 
 
 def momentum() -> tuple[list[bytes], Decode]:
@@ -223,11 +224,11 @@ def tier_manifests() -> tuple[list[bytes], Decode]:
     seed = manifests.encode_manifest(32, [entry], ["tokenizer.json"], dict.fromkeys(names, SHA))
 
     def read(data: bytes) -> object:
-        found = manifests.parse_manifest(data).of_tier(1)
-        local = [manifests.local_path(Path("/tmp/m"), listed, 1) for listed in found.files]
+        manifest = manifests.parse_manifest(data).of_tier(1)
+        local = [manifests.local_path(Path("/tmp/m"), listed, 1) for listed in manifest.files]
         assert all(Path("/tmp") in path.parents and ".." not in path.parts for path in local)
         return local, [
-            manifests.hub_path("m/matformer_manifest.json", listed) for listed in found.files
+            manifests.hub_path("m/matformer_manifest.json", listed) for listed in manifest.files
         ]
 
     return [seed], read
@@ -272,19 +273,19 @@ def calls() -> tuple[list[bytes], Decode]:
         assert b"-32603" not in answer, "a fault of ours"
         return answer
 
-    return [*map(encoded, asked()), json.dumps([*asked()]).encode()], read
+    return [*map(encoded, requests()), json.dumps([*requests()]).encode()], read
 
 
 def subscriptions() -> tuple[list[bytes], Decode]:
     bank: Bank = open_chain(None, VirtualTime(), 400, [])[0]
-    made = Subscriptions(bank)
+    subscriptions = Subscriptions(bank)
     place: list[SubscriberConnection] = []
 
     def read(data: bytes) -> object:
         if not place or place[0]._queue.qsize() > 500:
             for old in place:
-                made.drop(old)
-            place[:] = [SubscriberConnection(made)]
+                subscriptions.drop(old)
+            place[:] = [SubscriberConnection(subscriptions)]
         place[0]._calls.answer(data)
         return None
 
@@ -313,7 +314,7 @@ QUICK = (
 )
 
 
-def asked() -> list[dict[str, Any]]:
+def requests() -> list[dict[str, Any]]:
     key = str(KEY.pubkey())
     config = {"encoding": "base64", "dataSlice": {"offset": 0, "length": 4}, "commitment": "x"}
     parameters: list[Any] = [
@@ -325,8 +326,8 @@ def asked() -> list[dict[str, Any]]:
         [{"minContextSlot": 1}],
     ]
     return [
-        {"jsonrpc": "2.0", "id": 1, "method": method, "params": given}
-        for method, given in zip(QUICK, parameters, strict=True)
+        {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}
+        for method, params in zip(QUICK, parameters, strict=True)
     ]
 
 
@@ -401,7 +402,7 @@ FILES = [
     Decoder("ledger row", ledger_rows, (LedgerError,)),
     Decoder("call", calls),
     Decoder("subscription", subscriptions),
-    Decoder("any JSON", lambda: ([encoded(asked()), byte_tokenizer().to_str().encode()[:2000]], json_value), BOUND),
+    Decoder("any JSON", lambda: ([encoded(requests()), byte_tokenizer().to_str().encode()[:2000]], json_value), BOUND),
     Decoder("any msgpack", lambda: ([b"\x82\xa1a\x93\x01\x02\xc0\xa1b\xcb" + bytes(8)], any_msgpack), BOUND),
     Decoder("any TOML", lambda: ([b'a.b = [1, {c = "x"}]\n[d]\ne = 1.5\n'], any_toml), BOUND),
 ]  # fmt: skip

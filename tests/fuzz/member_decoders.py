@@ -80,7 +80,7 @@ def transactions() -> tuple[list[bytes], Decode]:
     methods_of_run = RpcMethods(node, PROGRAM, RUN, Accounts(node, PROGRAM, RUN, lambda _: True))
     ix = CoordinatorInstructions(coordinator_program(), ME.pubkey())
     steps = [ix.leave_run("demo", RoundId(1, 2, 3))], [ix.tick("demo"), ix.tick("demo")]
-    made = [
+    signed_transactions = [
         VersionedTransaction(Message.new_with_blockhash(s, ME.pubkey(), Hash.default()), [ME])
         for s in steps
     ]
@@ -96,7 +96,7 @@ def transactions() -> tuple[list[bytes], Decode]:
         )
         return tx
 
-    return [bytes(one) for one in made], decode
+    return [bytes(one) for one in signed_transactions], decode
 
 
 def calls() -> tuple[list[bytes], Decode]:
@@ -116,7 +116,7 @@ def calls() -> tuple[list[bytes], Decode]:
     # it waits for the event loop; its input is decoded by the decoder below
     del methods["sendTransaction"]
     rpc = node.rpc(methods)
-    wanted: list[tuple[str, list[Any]]] = [
+    requests: list[tuple[str, list[Any]]] = [
         ("getLatestBlockhash", [{"commitment": "confirmed"}]),
         ("getMultipleAccounts", [[str(RUN), str(PROGRAM)], {"encoding": "base64"}]),
         ("accountSubscribe", [str(RUN), {"encoding": "base64+zstd"}]),
@@ -129,26 +129,26 @@ def calls() -> tuple[list[bytes], Decode]:
         ("keepLastWill", [base64.b64encode(transactions()[0][0]).decode(), {"encoding": "base64"}]),
     ]
     seeds = [
-        {"jsonrpc": "2.0", "id": 1, "method": name, "params": params} for name, params in wanted
+        {"jsonrpc": "2.0", "id": 1, "method": name, "params": params} for name, params in requests
     ]
     return [json.dumps(seed).encode() for seed in seeds], lambda data: now(rpc.answer(data))
 
 
 class _Outlet:
     def __init__(self) -> None:
-        self.said: Counter[int] = Counter()
+        self.lengths: Counter[int] = Counter()
 
     def put(self, text: str) -> None:
-        self.said[len(text)] += 1
+        self.lengths[len(text)] += 1
 
 
 def pushes() -> tuple[list[bytes], Decode]:
     """Decode messages that a server pushes to a member."""
     link = ServerConnection("localhost:1", None, "demo", Wallet(ME), PEER)
-    told = {"peer": "ab" * 32, "at": msgspec.to_builtins(HERE)}
+    fields = {"peer": "ab" * 32, "at": msgspec.to_builtins(HERE)}
     seeds = [
-        {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": told},
-        {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": {**told, "at": None}},
+        {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": fields},
+        {"jsonrpc": "2.0", "method": "whereaboutsNotification", "params": {**fields, "at": None}},
         {"jsonrpc": "2.0", "id": 5, "result": 1},
     ]
     return [json.dumps(seed).encode() for seed in seeds], link._dispatch

@@ -95,8 +95,8 @@ def account_replies() -> tuple[list[bytes], Decode]:
 
 
 def listed() -> tuple[list[bytes], Decode]:
-    found = [{"pubkey": str(KEY), "account": account(b"some bytes")}] * 2
-    return replies(lambda node: node.program_accounts(KEY, [7]), found)
+    accounts = [{"pubkey": str(KEY), "account": account(b"some bytes")}] * 2
+    return replies(lambda node: node.program_accounts(KEY, [7]), accounts)
 
 
 def blockhash() -> tuple[list[bytes], Decode]:
@@ -199,7 +199,7 @@ def pushes() -> tuple[list[bytes], Decode]:
     return [json.dumps(seed).encode() for seed in seeds], decode
 
 
-def held(data: bytes) -> AccountData:
+def account_data(data: bytes) -> AccountData:
     return AccountData(1, 1, loader.LOADER, False, data)
 
 
@@ -252,10 +252,12 @@ NODES = [
     Decoder("members account", lambda: ([recorded("members")], views.parse_members), ACCOUNT),
     Decoder("attestations", attestations, ACCOUNT),
     Decoder("authorization account", authorizations, ACCOUNT),
-    Decoder("buffer", lambda: ([BUFFER], lambda data: loader.parse_buffer(held(data))), ACCOUNT),
+    Decoder(
+        "buffer", lambda: ([BUFFER], lambda data: loader.parse_buffer(account_data(data))), ACCOUNT
+    ),
     Decoder(
         "program data",
-        lambda: ([PROGRAM], lambda data: loader.parse_programdata(held(data))),
+        lambda: ([PROGRAM], lambda data: loader.parse_programdata(account_data(data))),
         ACCOUNT,
     ),
     Decoder(

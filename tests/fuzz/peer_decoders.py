@@ -43,14 +43,14 @@ WHOLE = Schema(SCHEMA.state, SparseLoCo(topk=60, topk_embeddings=64, chunk=8)).r
 
 
 def signed_announcements() -> tuple[list[bytes], Decode]:
-    said: list[announcements.Announcement] = [
+    messages: list[announcements.Announcement] = [
         commitment_of(None, 0),
         READY,
         CLOSED,
         key_to(commitment_of(None, 0)),
     ]
     return [
-        announcements.encode_announcement(one, SECRETS[0]) for one in said
+        announcements.encode_announcement(one, SECRETS[0]) for one in messages
     ], announcements.decode_announcement
 
 
@@ -88,11 +88,11 @@ def model_manifests() -> tuple[list[bytes], Decode]:
 
 
 def outlines() -> tuple[list[bytes], Decode]:
-    told = outline_sharing.OutlineReply(
+    reply = outline_sharing.OutlineReply(
         Outline(CONFIG.to_hf()).config_json(),
         {"tokenizer.json": outline_sharing.CompanionFile(2, bytes(32))},
     )
-    return [msgspec.msgpack.encode(told)], outline_sharing.checked
+    return [msgspec.msgpack.encode(reply)], outline_sharing.checked
 
 
 def payloads() -> tuple[list[bytes], Decode]:
@@ -133,19 +133,19 @@ def model_parts() -> tuple[list[bytes], Decode]:
 
 def private_questions() -> tuple[list[bytes], Decode]:
     inbox = ResultInbox()
-    kept = private_state()
+    state = private_state()
     share = state_sharing.StateShare(inbox.transports[0])
-    share.offer(kept, states=1)
-    question = state_sharing.question(kept.tree.root, 1)
+    share.offer(state, states=1)
+    question = state_sharing.question(state.tree.root, 1)
     return [question], lambda data: now(share.answer(p2p_of(1), data))
 
 
 def private_answers() -> tuple[list[bytes], Decode]:
-    kept = private_state()
-    place = kept.outline.place(1)
-    proof = kept.tree.proof(1)
-    said = b"".join([*proof, kept.read(place)])
-    return [said], lambda data: state_sharing.proven(data, kept.tree.root, kept.outline, 1)
+    state = private_state()
+    place = state.outline.place(1)
+    proof = state.tree.proof(1)
+    answer = b"".join([*proof, state.read(place)])
+    return [answer], lambda data: state_sharing.proven(data, state.tree.root, state.outline, 1)
 
 
 def private_state() -> state_sharing.ServedState:

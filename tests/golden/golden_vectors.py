@@ -100,14 +100,18 @@ def numbers(schema: Schema, seed: int) -> dict[str, Tensor]:
 def accounts() -> dict[str, Any]:
     """Return size and SHA-256 of a run's accounts, when it is new and in its first warm-up."""
     scenario = Scenario(World())
-    found: dict[str, Any] = {}
+    by_moment: dict[str, Any] = {}
 
     def note(moment: str) -> None:
-        kept = {name: scenario.accounts[name] for name in ("run", "model", "members", "witnesses")}
+        addresses = {
+            name: scenario.accounts[name] for name in ("run", "model", "members", "witnesses")
+        }
         if scenario.membership(0):
-            kept["membership"] = scenario.membership_key(wallet(0))
-        data = {name: scenario.world.data(key) for name, key in kept.items()}
-        found[moment] = {name: [len(held), _digest(held)] for name, held in data.items()}
+            addresses["membership"] = scenario.membership_key(wallet(0))
+        data = {name: scenario.world.data(key) for name, key in addresses.items()}
+        by_moment[moment] = {
+            name: [len(content), _digest(content)] for name, content in data.items()
+        }
 
     scenario.create().ok()
     note("made")
@@ -119,22 +123,22 @@ def accounts() -> dict[str, Any]:
     scenario.world.advance(30)
     scenario.tick().ok()
     note("first warm-up")
-    return found
+    return by_moment
 
 
 def events() -> dict[str, list[str]]:
     """Return the JSON lines of each kind of event: one with all fields, and one with the required
     fields only.
     """
-    found = {}
+    lines_by_kind = {}
     for kind in typing.get_args(MEMBER_EVENTS):
         full = kind(**{one.name: sample(one.type) for one in msgspec.structs.fields(kind)})
         needed = {
             one.name: sample(one.type) for one in msgspec.structs.fields(kind) if one.required
         }
         lines = [msgspec.json.encode(event).decode() for event in (full, kind(**needed))]
-        found[kind.__struct_config__.tag] = lines
-    return found
+        lines_by_kind[kind.__struct_config__.tag] = lines
+    return lines_by_kind
 
 
 def sample(kind: Any) -> Any:
@@ -161,13 +165,15 @@ def sample(kind: Any) -> Any:
 
 def commands(index: Index) -> dict[str, str]:
     """Return the arguments and options of each command, as a command line names them."""
-    found = {}
+    parameters_by_command = {}
     for name in index.entries:
         parameters = [
             parameter for parameter in index.load(name).params if parameter.name not in _COMMON
         ]
-        found[name] = " ".join("/".join(_names(parameter)) for parameter in parameters)
-    return found
+        parameters_by_command[name] = " ".join(
+            "/".join(_names(parameter)) for parameter in parameters
+        )
+    return parameters_by_command
 
 
 def _names(parameter: Any) -> list[str]:

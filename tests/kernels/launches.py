@@ -58,16 +58,16 @@ class Launches(TorchDispatchMode):
 @contextlib.contextmanager
 def launches_counted() -> Iterator[Launches]:
     """Count the launches of the block. Interpreted kernels count once, without their own work."""
-    found = Launches()
+    launches = Launches()
     launch = interpreter.GridExecutor.__call__
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found.launches[f"triton {self.fn.__name__}"] += 1
+        launches.launches[f"triton {self.fn.__name__}"] += 1
         with _disable_current_modes():
             return launch(self, *args, **kwargs)
 
-    with mock.patch.object(interpreter.GridExecutor, "__call__", counted), found:
-        yield found
+    with mock.patch.object(interpreter.GridExecutor, "__call__", counted), launches:
+        yield launches
 
 
 def _is_view(func: Any) -> bool:

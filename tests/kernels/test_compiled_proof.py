@@ -29,34 +29,34 @@ def _fresh() -> Iterator[None]:
 
 
 def _flips_what_is_sent(kernel: Kernel) -> Kernel:
-    def wrong(*given: Any) -> None:
-        kernel(*given)
-        values = given[14]
+    def wrong(*args: Any) -> None:
+        kernel(*args)
+        values = args[14]
         values *= -1
 
     return wrong
 
 
 def _applies_backwards(kernel: Kernel) -> Kernel:
-    return lambda *given: kernel(*given[:-1], -given[-1])
+    return lambda *args: kernel(*args[:-1], -args[-1])
 
 
 def _raises(kernel: Kernel) -> Kernel:
-    def fails(*given: Any) -> None:
+    def fails(*args: Any) -> None:
         raise SystemError("no such instruction")
 
     return fails
 
 
 def _leaves_zeros(kernel: Kernel) -> Kernel:
-    def wrong(codes: Any, packed: Any, *given: Any) -> None:
+    def wrong(codes: Any, packed: Any, *args: Any) -> None:
         packed[:] = 0
 
     return wrong
 
 
 def _accepts_all(kernel: Kernel) -> Kernel:
-    return lambda *given: True
+    return lambda *args: True
 
 
 WRONG = [
@@ -86,15 +86,15 @@ async def test_wrong_kernel_is_replaced_by_torch_with_one_warning(
     says: str,
 ) -> None:
     monkeypatch.setattr(module, name, spoil(getattr(module, name)))
-    heard: list[Event] = []
+    events: list[Event] = []
 
     async def here(work: Callable[[], Any]) -> Any:
         return work()
 
-    await ready_kernels(Events(lambda: 0.0, [heard.append]), here)
-    (said,) = (event for event in heard if isinstance(event, event_types.Kernels))
-    assert says in (said.missing or "")
-    (warning,) = (event for event in heard if isinstance(event, event_types.Warning))
+    await ready_kernels(Events(lambda: 0.0, [events.append]), here)
+    (kernels_event,) = (event for event in events if isinstance(event, event_types.Kernels))
+    assert says in (kernels_event.missing or "")
+    (warning,) = (event for event in events if isinstance(event, event_types.Warning))
     assert says in warning.message
     schema = toy_schema()
     params = tensors(schema, 0, 0)

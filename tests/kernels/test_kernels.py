@@ -57,15 +57,15 @@ def _threads() -> Iterator[None]:
 @pytest.mark.parametrize("edge", [1, 2, 7, 20, 64])
 def test_dct_of_integers_equals_basis_product(edge: int, vectors: int) -> None:
     basis = np.array(integer_basis(edge), np.float64)
-    given = (
+    coefficients = (
         np.random.default_rng(edge).integers(-(2**20), 2**20, (edge, vectors)).astype(np.float64)
     )
-    found = np.empty_like(given)
-    scratch = np.empty_like(given)
-    dct.inverse(np.ascontiguousarray(basis.T), given, found, scratch, vectors)
-    assert (found == basis.T @ given).all()
-    dct.forward(basis, given.copy(), found, scratch, vectors)
-    assert (found == basis @ given).all()
+    output = np.empty_like(coefficients)
+    scratch = np.empty_like(coefficients)
+    dct.inverse(np.ascontiguousarray(basis.T), coefficients, output, scratch, vectors)
+    assert (output == basis.T @ coefficients).all()
+    dct.forward(basis, coefficients.copy(), output, scratch, vectors)
+    assert (output == basis @ coefficients).all()
 
 
 @st.composite
@@ -99,20 +99,20 @@ def chosen(values: np.ndarray, topk: int, smallest: float) -> tuple[np.ndarray, 
         "found": np.float32,
     }
     whole = {name: np.full(count + 2 * _MARGIN, 77, kinds[name]) for name, count in sizes.items()}
-    given = {name: numbers[_MARGIN : _MARGIN + sizes[name]] for name, numbers in whole.items()}
-    block_topk.top_k(values, int(np.float32(smallest).view(np.uint32)), *given.values())
+    arrays = {name: numbers[_MARGIN : _MARGIN + sizes[name]] for name, numbers in whole.items()}
+    block_topk.top_k(values, int(np.float32(smallest).view(np.uint32)), *arrays.values())
     for name, numbers in whole.items():
         assert (numbers[:_MARGIN] == 77).all(), name
         assert (numbers[_MARGIN + sizes[name] :] == 77).all(), name
-    return given["indices"], given["found"]
+    return arrays["indices"], arrays["found"]
 
 
 @given(blocks(), st.integers(0, 2**32))
 def test_top_k_of_any_bits_fills_every_entry(
-    given: tuple[np.ndarray, int, float], seed: int
+    case: tuple[np.ndarray, int, float], seed: int
 ) -> None:
     """NaN and infinite numbers count by their bits."""
-    values, topk, smallest = given
+    values, topk, smallest = case
     random = np.random.default_rng(seed)
     strange = random.random(len(values)) < random.choice([0.01, 0.5, 1.0])
     values[strange] = random.integers(0, 2**32, len(values), np.uint32).view(np.float32)[strange]
@@ -120,24 +120,24 @@ def test_top_k_of_any_bits_fills_every_entry(
         [np.nan, np.inf, -np.inf]
     )
     magnitudes = values.view(np.uint32) & 0x7FFFFFFF
-    indices, found = chosen(values, topk, smallest)
+    indices, chosen_values = chosen(values, topk, smallest)
     used = min(topk, int((magnitudes >= np.float32(smallest).view(np.uint32)).sum()))
     assert sorted(set(indices[:used].tolist())) == indices[:used].tolist()
     assert (indices[used:] == UNUSED).all()
     assert (np.sort(magnitudes[indices[:used]]) == np.sort(magnitudes)[len(values) - used :]).all()
-    block_topk.quantise(found, 2, fraction_bits(topk), LEAST, MOST)
+    block_topk.quantise(chosen_values, 2, fraction_bits(topk), LEAST, MOST)
 
 
 @given(blocks(), st.sampled_from([1, 2]))
-def test_top_k_and_lattice_equal_torch(given: tuple[np.ndarray, int, float], wide: int) -> None:
-    values, topk, smallest = given
-    indices, found = chosen(values, topk, smallest)
+def test_top_k_and_lattice_equal_torch(case: tuple[np.ndarray, int, float], wide: int) -> None:
+    values, topk, smallest = case
+    indices, chosen_values = chosen(values, topk, smallest)
     expected = strongest(torch.from_numpy(values)[None], topk, smallest)
     assert indices.tolist() == expected[0][0].tolist()
-    assert found.tobytes() == expected[1][0].numpy().tobytes()
+    assert chosen_values.tobytes() == expected[1][0].numpy().tobytes()
     if smallest == SMALLEST:
-        block_topk.quantise(found, wide, fraction_bits(topk), LEAST, MOST)
-        assert found.tobytes() == quantise(expected[1], wide)[0].numpy().tobytes()
+        block_topk.quantise(chosen_values, wide, fraction_bits(topk), LEAST, MOST)
+        assert chosen_values.tobytes() == quantise(expected[1], wide)[0].numpy().tobytes()
 
 
 WHOLE = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 128, "chunk": 64}
@@ -152,12 +152,12 @@ INNER = {
 def pair(schema: Schema, tier: int) -> tuple[ErrorFeedback, ErrorFeedback]:
     """Return error feedback by kernels, and by torch."""
     params = tensors(schema, tier, 0)
-    found = tuple(
+    feedbacks = tuple(
         ErrorFeedback(schema.results, tier, params, schema.optimizer.decay) for _ in range(2)
     )
-    assert found[0]._compiled
-    found[1]._compiled = False
-    return found[0], found[1]
+    assert feedbacks[0]._compiled
+    feedbacks[1]._compiled = False
+    return feedbacks[0], feedbacks[1]
 
 
 @pytest.mark.parametrize("topk", [16, 64, 65, 128, 256])
@@ -166,9 +166,9 @@ def test_top_k_with_exactly_k_candidates_selects_them(topk: int) -> None:
     values = np.full(4096, 1e-3, np.float32)
     strong = np.arange(4096 - topk, 4096)  # in separate columns, after all weak numbers
     values[strong] = np.linspace(1, 2, topk, dtype=np.float32)
-    indices, found = chosen(values, topk, SMALLEST)
+    indices, chosen_values = chosen(values, topk, SMALLEST)
     assert (indices == strong).all()
-    assert (found == values[strong]).all()
+    assert (chosen_values == values[strong]).all()
 
 
 @pytest.mark.parametrize(("tier", "threads"), [(0, 3), (2, 1)])
@@ -183,8 +183,8 @@ def test_results_and_residuals_equal_torch(name: str, tier: int, threads: int) -
             changes = {
                 key: torch.stack([tensor, tensor], -1)[..., 0] for key, tensor in changes.items()
             }
-        made = PseudoGradient(changes, 1.0, 0.0)
-        assert ours.compress(made) == torchs.compress(made)
+        gradient = PseudoGradient(changes, 1.0, 0.0)
+        assert ours.compress(gradient) == torchs.compress(gradient)
         assert bits(ours.state_tensors()) == bits(torchs.state_tensors())
     ours.restore(torchs.state_tensors())
     assert ours.sent() == torchs.sent()
@@ -199,9 +199,9 @@ def test_transformed_residuals_equal_torch_up_to_rounding(
     schema = toy_schema(quantize_1bit=quantize, **sizes)
     ours, torchs = pair(schema, 0)
     for step in range(4):
-        made = PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)
-        one = ours.compress(made)
-        other = torchs.compress(made)
+        gradient = PseudoGradient(gradients(schema, 0, step), 0.1, 0.0)
+        one = ours.compress(gradient)
+        other = torchs.compress(gradient)
         for level in one:
             first, second = (
                 decode_level(data[level], schema.results, level) for data in (one, other)
@@ -231,13 +231,15 @@ def test_thread_count_changes_no_bit_of_a_result() -> None:
 def received(schema: Schema, tier: int, members: int) -> dict[int, list[Votes]]:
     """Return decoded results of members that have different gradients."""
     params = tensors(schema, 0, 0)
-    found: dict[int, list[Votes]] = {level: [] for level in range(tier, schema.results.levels)}
+    votes_by_level: dict[int, list[Votes]] = {
+        level: [] for level in range(tier, schema.results.levels)
+    }
     for member in range(members):
         own = ErrorFeedback(schema.results, 0, params, 0.9)
         payloads = own.compress(PseudoGradient(gradients(schema, 0, member), 0.01, 0.0))
-        for level, votes in found.items():
+        for level, votes in votes_by_level.items():
             votes.append(decode_level(payloads[level], schema.results, level))
-    return found
+    return votes_by_level
 
 
 def applied(
@@ -327,8 +329,8 @@ def test_stack_of_matrices_equals_torch(settings: Optimizer) -> None:
     assert applied(schema, 0, results, kernels=True) == applied(schema, 0, results, kernels=False)
     ours, torchs = pair(schema, 0)
     for step in range(3):
-        made = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
-        assert ours.compress(made) == torchs.compress(made)
+        gradient = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
+        assert ours.compress(gradient) == torchs.compress(gradient)
         for name, tensor in torchs.state_tensors().items():
             assert torch.allclose(ours.state_tensors()[name], tensor, rtol=1e-3, atol=1e-5), name
 
@@ -354,7 +356,7 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
     results = ResultFormat(
         cut(segments, chunk=8, topk=5, topk_embeddings=5), 2, Transform.NONE, Values.TWO_BIT
     )
-    found = []
+    outcomes = []
     for kernels in (True, False):
         whole = torch.randn(shape[0] * step, *shape[1:], generator=torch.Generator().manual_seed(0))
         params = {"w": whole[::step]}
@@ -374,8 +376,8 @@ def test_strided_parameters_change_in_place(kind: str) -> None:
             changed[::step].narrow(dim, start, stop - start).any() for _, start, stop in parts
         )
         assert step == 1 or not changed[1::2].any()
-        found.append((payloads, whole.numpy().tobytes()))
-    assert found[0] == found[1]
+        outcomes.append((payloads, whole.numpy().tobytes()))
+    assert outcomes[0] == outcomes[1]
 
 
 def test_segment_without_matrix_stack_raises() -> None:
@@ -455,16 +457,16 @@ def test_failing_compiler_is_reported_as_unavailable(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("threads", [1, 3])
 def test_run_parallel_raises_error_of_task(threads: int) -> None:
     torch.set_num_threads(threads)
-    done = []
+    numbers = []
 
     def task(number: int) -> None:
         if number == 5:
             raise KeyError(number)
-        done.append(number)
+        numbers.append(number)
 
     with pytest.raises(KeyError):
         runtime.run_parallel([lambda number=number: task(number) for number in range(6)])  # type: ignore[misc]
-    assert sorted(done) == list(range(5))
+    assert sorted(numbers) == list(range(5))
 
 
 def test_run_parallel_waits_for_all_tasks_before_raising() -> None:
@@ -500,21 +502,21 @@ def test_chosen_cache_directory_gets_one_folder_per_source_hash(tmp_path: Path) 
     """A kernel cached by an older client would still call that client's kernels."""
     code = "from aftermath.kernels import jit; import numba; print(jit.CACHE_PATH, numba.config.CACHE_DIR)"
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(CLIENT)}
-    found = []
+    folders = []
     for checked in "01":
         own = environment | {"NUMBA_BOUNDSCHECK": checked}
-        said = subprocess.run(
+        output = subprocess.run(
             [sys.executable, "-c", code],
             stdout=subprocess.PIPE,
             env=own,
             text=True,
             check=True,
         )
-        place, cache = map(Path, said.stdout.split())
+        place, cache = map(Path, output.stdout.split())
         assert place == cache
         assert place.parent == tmp_path
-        found.append(place)
-    assert found[0] != found[1]
+        folders.append(place)
+    assert folders[0] != folders[1]
 
 
 @pytest.mark.nightly  # compiling all kernels with checks takes 40 s
@@ -523,5 +525,7 @@ def test_kernels_with_bounds_checks_stay_inside_arrays(tmp_path: Path) -> None:
     environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path), "NUMBA_BOUNDSCHECK": "1"}
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider"]
     command += ["-m", "not slow and not nightly", __file__]
-    done = subprocess.run(command, stdout=subprocess.PIPE, env=environment, text=True, check=False)
-    assert done.returncode == 0, done.stdout
+    completed = subprocess.run(
+        command, stdout=subprocess.PIPE, env=environment, text=True, check=False
+    )
+    assert completed.returncode == 0, completed.stdout

@@ -80,10 +80,10 @@ def test_interpreted_kernels_equal_torch_bits(left_out: tuple[str, ...]) -> None
     command = [sys.executable, "-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *files]
     command += [f"--deselect=tests/kernels/{Path(__file__).name}::{name}" for name in left_out]
     environment = os.environ | {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    completed = subprocess.run(
         command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
-    assert done.returncode == 0, done.stdout
+    assert completed.returncode == 0, completed.stdout
 
 
 @pytest.fixture
@@ -123,11 +123,11 @@ def test_top_k_and_lattice_equal_torch(
 ) -> None:
     values, topk, lattice = case
     smallest = SMALLEST if lattice else ZERO_BELOW
-    indices, kept = strongest(values, topk, smallest)
-    kept = quantise(kept, lattice) if lattice else kept
-    found = gpu_choice.choose(values.to(device), topk, smallest, lattice)
-    assert found[0].tolist() == indices.tolist()
-    assert found[1].cpu().numpy().tobytes() == kept.numpy().tobytes()
+    indices, chosen_values = strongest(values, topk, smallest)
+    chosen_values = quantise(chosen_values, lattice) if lattice else chosen_values
+    choice = gpu_choice.choose(values.to(device), topk, smallest, lattice)
+    assert choice[0].tolist() == indices.tolist()
+    assert choice[1].cpu().numpy().tobytes() == chosen_values.numpy().tobytes()
 
 
 @called
@@ -140,13 +140,13 @@ def test_wrong_kernels_are_refused_before_use(
     gpu_choice._choosing.cache_clear()
     choose = gpu_choice.choose
     monkeypatch.setattr(
-        gpu_choice, "choose", lambda *given: (choose(*given)[0], choose(*given)[1] * 2)
+        gpu_choice, "choose", lambda *args: (choose(*args)[0], choose(*args)[1] * 2)
     )
     assert not gpu_choice.chooses(device, 64, 4, 2)
     assert [record.getMessage() for record in caplog.records] == [
         f"Triton kernels on {device} choose coefficients differently from torch; using torch instead"
     ]
-    monkeypatch.setattr(gpu_choice, "choose", lambda *given: 1 / 0)
+    monkeypatch.setattr(gpu_choice, "choose", lambda *args: 1 / 0)
     gpu_choice._choosing.cache_clear()
     assert not gpu_choice.chooses(device, 64, 4, 2)
     assert "fail: division by zero" in caplog.records[-1].getMessage()
@@ -197,14 +197,14 @@ def test_results_and_residuals_equal_torch(device: torch.device, name: str) -> N
 
 def received(schema: Schema, members: int) -> dict[int, list[bytes]]:
     """Return the payloads of members per level, with tiers in turn."""
-    found: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
+    payloads: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         tier = member % schema.results.levels
         own = ErrorFeedback(schema.results, tier, tensors(schema, tier, 0), 0.9)
         sent = own.compress(PseudoGradient(gradients(schema, tier, member), 0.01, 0.0))
         for level, data in sent.items():
-            found[level].append(data)
-    return found
+            payloads[level].append(data)
+    return payloads
 
 
 APPLIED = {
@@ -242,7 +242,7 @@ def test_applied_parameters_equal_torch_on_cpu(device: torch.device, name: str) 
     summed = mock.Mock(side_effect=packed_sparse.group_sums)
     with mock.patch.object(packed_sparse, "group_sums", summed):
         assert applied(device, True) == expected
-    sparse = [level for level in results if not schema.results.whole(level)]
+    sparse = [level for level in results if not schema.results.is_dense(level)]
     assert summed.call_count == (0 if "float" in name else len(sparse))
 
 
@@ -261,9 +261,9 @@ def test_sparse_payload_faults_equal_torch(device: torch.device, kind: Values) -
         except BadPayload as error:
             fault = str(error)
         if fault is None:
-            found = decode_level(payload, results, 0, device)
-            assert isinstance(found, packed_sparse.PackedEntries)
-            assert torch.equal(found.positions, expected.positions)
+            votes = decode_level(payload, results, 0, device)
+            assert isinstance(votes, packed_sparse.PackedEntries)
+            assert torch.equal(votes.positions, expected.positions)
             continue
         refused += 1
         with pytest.raises(BadPayload) as raised:
@@ -299,9 +299,9 @@ def test_sparse_payloads_on_gpu_equal_cpu(name: str) -> None:
     here, there = (
         ErrorFeedback(schema.results, 0, on(place, schema, 0), 0.9) for place in (CPU, GPU)
     )
-    made = gradients(schema, 0, 1)
-    sent = here.compress(PseudoGradient(made, 0.01, 0.0))
-    changes = {key: tensor.to(GPU) for key, tensor in made.items()}
+    tensors = gradients(schema, 0, 1)
+    sent = here.compress(PseudoGradient(tensors, 0.01, 0.0))
+    changes = {key: tensor.to(GPU) for key, tensor in tensors.items()}
     assert there.compress(PseudoGradient(changes, 0.01, 0.0)) == sent
     for level, data in sent.items():
         for payload in (data, bytes([data[0] ^ 1]) + data[1:], b"\xff" * len(data)):
@@ -350,7 +350,7 @@ def test_device_with_different_results_is_refused(
     name: str,
 ) -> None:
     module, function, proof = SPOILT[name]
-    monkeypatch.setattr(module, function, lambda *given, **named: None)
+    monkeypatch.setattr(module, function, lambda *args, **kwargs: None)
     assert not triton_gate.proven(device, proof(), "differ")
     assert [record.getMessage() for record in caplog.records] == [
         f"Triton kernels on {device} differ; using torch instead"
@@ -449,12 +449,12 @@ def test_gpu_kernels_compile_without_fused_rounding(name: str) -> None:
     types, constants = KERNELS[name]
     signature = {key: types.get(key, "constexpr") for key in kernel.arg_names}
     source = ASTSource(fn=kernel, signature=signature, constexprs=constants)
-    made = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
-    assembly = made.asm["ptx"]
+    binary = compile(source, target=GPUTarget("cuda", 90, 32), options={"enable_fp_fusion": False})
+    assembly = binary.asm["ptx"]
     assert ".target sm_90" in assembly
     assert "fma" not in assembly
     # Integers may be added in any order.
     assert set(re.findall(r"\b(?:atom|red)\.\S+", assembly)) <= ADDITIONS
     if own in ("apply_mean", "mean_of_sums"):
         assert "div.rn.f64" in assembly
-    assert made.asm["cubin"]
+    assert binary.asm["cubin"]

@@ -61,9 +61,9 @@ def launched(schema: Schema) -> dict[str, tuple[int, int]]:
     feedback._compiled = False
     counted: dict[str, tuple[int, int]] = {}
     for step in range(2):
-        made = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
+        gradient = PseudoGradient(gradients(schema, 0, step), 0.01, 0.0)
         with launches_counted() as encoding:
-            sent = feedback.compress(made)
+            sent = feedback.compress(gradient)
         with launches_counted() as decoding:
             votes = {
                 level: [decode_level(data, schema.results, level, CPU) for _ in range(MEMBERS)]
@@ -71,10 +71,10 @@ def launched(schema: Schema) -> dict[str, tuple[int, int]]:
             }
         with launches_counted() as applying:
             engine.apply(votes, 0.01)
-        for what, found in zip(
+        for what, launches in zip(
             ("encode", "decode", "apply"), (encoding, decoding, applying), strict=True
         ):
-            counted[what] = sum(found.launches.values()), sum(found.reads.values())
+            counted[what] = sum(launches.launches.values()), sum(launches.reads.values())
     return counted
 
 

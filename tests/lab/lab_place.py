@@ -38,7 +38,7 @@ def prepare(root: Path) -> Path:
     return root
 
 
-def settings(root: Path, **given: Any) -> LabSettings:
+def settings(root: Path, **options: Any) -> LabSettings:
     """Return settings for `prepare`'s files, small by default."""
     quick: dict[str, Any] = {
         "seq_len": 16,
@@ -53,29 +53,29 @@ def settings(root: Path, **given: Any) -> LabSettings:
         "data_path": root / "tokens",
         "held_out_path": root / "held-out",
     }
-    return with_options(**quick | places | given)
+    return with_options(**quick | places | options)
 
 
 def training_loop(
-    root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **given: Any
+    root: Path, screen: list[Event] | None = None, on: torch.device = CPU, **options: Any
 ) -> TrainingLoop:
     """Return a training as the command creates it."""
     torch.set_num_threads(1)
-    said = settings(root, **given)
-    recipe = recipe_of(said)
+    lab_settings = settings(root, **options)
+    recipe = recipe_of(lab_settings)
     return TrainingLoop(
         recipe,
-        start(recipe, on, stack_members=said.stack_members == "on"),
+        start(recipe, on, stack_members=lab_settings.stack_members == "on"),
         (screen if screen is not None else []).append,
-        said.out,
-        said.save_every,
+        lab_settings.out,
+        lab_settings.save_every,
     )
 
 
-def train(root: Path, **given: Any) -> list[EventDict]:
+def train(root: Path, **options: Any) -> list[EventDict]:
     """Train, and return all events."""
     events: list[Event] = []
-    training_loop(root, events, **given).run()
+    training_loop(root, events, **options).run()
     return [plain(event) for event in events]
 
 

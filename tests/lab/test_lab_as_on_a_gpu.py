@@ -39,14 +39,14 @@ def test_lab_on_simulated_gpu_equals_cpu_bits(
     # its heads share keys, and a GPU's attention rounds differently then
     shutil.rmtree(root / "model")
     write_checkpoint(root / "model", init_weights(WHOLE, 0), WHOLE, tier=0, companions={})
-    given = ARMS[arm] | {"steps": 3, "save_every": 1}
-    training_loop(root, on=CPU, out=root / "there", **given).run()
+    options = ARMS[arm] | {"steps": 3, "save_every": 1}
+    training_loop(root, on=CPU, out=root / "there", **options).run()
     with gpu_at_hand() as gpu:
-        training = training_loop(root, on=gpu, out=root / "here", **given)
+        training = training_loop(root, on=gpu, out=root / "here", **options)
         training.stop()  # after one step
         with pytest.raises(KeyboardInterrupt):
             training.run()
-        training_loop(root, on=gpu, out=root / "here", **given).run()
+        training_loop(root, on=gpu, out=root / "here", **options).run()
     here, there = (
         (root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("here", "there")
     )

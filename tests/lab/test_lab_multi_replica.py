@@ -74,13 +74,13 @@ def test_together_equals_members_of_simulated_run(
     """
     plans: dict[int, RoundPlan] = {}
 
-    def noted(*given: Any) -> RoundPlan:
-        plan = plan_round(*given)
+    def noted(*args: Any) -> RoundPlan:
+        plan = plan_round(*args)
         return plans.setdefault(plan.header.step, plan)
 
     monkeypatch.setattr(epoch, "plan_round", noted)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.trained_steps > 0)
@@ -88,7 +88,7 @@ def test_together_equals_members_of_simulated_run(
         await sim.until_finished()
 
     began: list[Any] = []
-    sim = play(tmp_path, story, rounds_per_epoch=STEPS, total_steps=STEPS, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=STEPS, total_steps=STEPS, **rules)
     hashes = {event["step"]: event["hashes"] for event in sim.sim_members[0].saw("applied")}
     assert sorted(hashes) == list(range(1, STEPS + 1))
 
@@ -123,12 +123,12 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
     for step in range(1, 6):
         shares = [SEQUENCES[step % 3 : step % 3 + 3], SEQUENCES[4:8]]
         accepted = [True, step != 2]
-        made = [
+        sent_payloads = [
             r.train(s, 0.01, 0.01, threading.Event()).payloads
             for r, s in zip(plain, shares, strict=True)
         ]
         waiting.append(
-            [payloads for payloads, counts in zip(made, accepted, strict=True) if counts]
+            [payloads for payloads, counts in zip(sent_payloads, accepted, strict=True) if counts]
         )
         if len(waiting) > overlap:
             results = waiting.pop(0)
@@ -140,8 +140,10 @@ def test_results_wait_for_as_many_rounds_as_overlap(overlap: int) -> None:
                     },
                     0.01,
                 )
-        done = together.step(step, shares, accepted)
-        assert done.bytes == sum(len(data) for payloads in made for data in payloads.values())
+        result = together.step(step, shares, accepted)
+        assert result.bytes == sum(
+            len(data) for payloads in sent_payloads for data in payloads.values()
+        )
         assert together.hashes() == plain[0].hashes()
     before = together.hashes()
     together.settle()
@@ -169,17 +171,17 @@ def test_inner_step_members_have_equal_levels_after_each_step(
     together = MultiReplicaTrainer(
         [replica(tier, schema) for tier in (0, 1, 2, 1)], lambda step: 0.01 / (step + 1), overlap
     )
-    seen = [together.hashes()]
+    hashes = [together.hashes()]
     for step in range(1, 5):
         shares = [
             SEQUENCES[start : start + count] for start, count in ((0, 3), (3, 1), (4, 2), (6, 3))
         ]
-        done = together.step(step, shares, [(step + member) % 5 > 0 for member in range(4)])
-        assert done.bytes == sum(schema.results.result_bytes(tier) for tier in (0, 1, 2, 1))
-        seen.append(together.hashes())  # raises where two differ
-    changes = [before != after for before, after in pairwise(seen)]
+        result = together.step(step, shares, [(step + member) % 5 > 0 for member in range(4)])
+        assert result.bytes == sum(schema.results.result_bytes(tier) for tier in (0, 1, 2, 1))
+        hashes.append(together.hashes())  # raises where two differ
+    changes = [before != after for before, after in pairwise(hashes)]
     assert changes == [not overlap, True, True, True]
-    assert done.losses[0] is not None
+    assert result.losses[0] is not None
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
@@ -208,8 +210,8 @@ def test_members_on_shared_tensors_send_the_same_results(
     for step in range(1, 4):
         shares = [SEQUENCES[start:stop] for start, stop in ((0, 3), (3, 4), (4, 6), (6, 9))]
         accepted = [(step + member) % 5 > 0 for member in range(4)]
-        done = [each.step(step, shares, accepted) for each in (shared, apart)]
-        assert done[0] == done[1]
+        results = [each.step(step, shares, accepted) for each in (shared, apart)]
+        assert results[0] == results[1]
         assert shared.hashes() == apart.hashes()
         states = [each.state() for each in (shared, apart)]
         assert all(torch.equal(states[1][name], tensor) for name, tensor in states[0].items())
@@ -227,15 +229,15 @@ def test_restored_members_continue_with_their_momentum() -> None:
         for _ in range(2)
     )
     first.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
-    kept = first.state()
-    second.restore(kept)
+    state = first.state()
+    second.restore(state)
     for both in (first, second):
         both.step(2, [SEQUENCES[6:8], SEQUENCES[3:6]], [True, True])
     assert second.hashes() == first.hashes()
-    name = next(name for name in kept if "/weights/outer_momentum." in name)
-    kept[name].view(-1)[0] = LARGEST_MOMENTUM + 1
+    name = next(name for name in state if "/weights/outer_momentum." in name)
+    state[name].view(-1)[0] = LARGEST_MOMENTUM + 1
     with pytest.raises(CheckpointError, match="does not fit this model: outer_momentum"):
-        second.restore(kept)
+        second.restore(state)
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
@@ -282,11 +284,11 @@ def test_nonfinite_result_is_left_out_and_reported() -> None:
     together = MultiReplicaTrainer([replica(0), replica(1)], lambda step: 0.01, 0)
     norm = together.replicas[0].params["model.norm.weight"]
     hook = norm.register_hook(lambda grad: torch.full_like(grad, float("nan")))
-    done = together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
+    result = together.step(1, [SEQUENCES[:3], SEQUENCES[3:6]], [True, True])
     hook.remove()
-    assert done.losses[0] is None
-    assert done.losses[1] is not None
-    assert "model.norm.weight is not finite" in done.left_out[0]
+    assert result.losses[0] is None
+    assert result.losses[1] is not None
+    assert "model.norm.weight is not finite" in result.left_out[0]
 
 
 def test_differing_replicas_are_found() -> None:

@@ -38,15 +38,15 @@ DUMMY = 'checkpoint = { Dummy = { repo_id = "a/b" } }'
 HUB = 'checkpoint = { Hub = { repo_id = "team/tiny" } }'
 
 
-def recipe(**given: Any) -> Recipe:
-    return recipe_of(with_options(**given))
+def recipe(**options: Any) -> Recipe:
+    return recipe_of(with_options(**options))
 
 
 STATES = (None, "keep", "reset")
 
 
-def bare(**given: Any) -> Recipe:
-    return recipe(**{"model": Path("model"), "data_path": Path("tokens")} | given)
+def bare(**options: Any) -> Recipe:
+    return recipe(**{"model": Path("model"), "data_path": Path("tokens")} | options)
 
 
 def file(root: Path, *changes: tuple[str, str]) -> Path:
@@ -59,15 +59,15 @@ def file(root: Path, *changes: tuple[str, str]) -> Path:
 
 
 def test_recipe_of_run_config_is_complete() -> None:
-    found = recipe(config_path=DEMO, members=3, tiers="0,1,2")
+    result = recipe(config_path=DEMO, members=3, tiers="0,1,2")
     config = load_config(DEMO)
-    assert found.model == str(Path("runs/demo/model").absolute())
-    assert found.data == str(Path("runs/demo/tokens").absolute())
-    assert found.shuffle_seed == bytes(range(1, 33)).hex()
-    assert (found.seq_len, found.steps, found.batch.start, found.batch.end) == (128, 48, 48, 48)
-    assert found.schedule == schedule_of(config.llm.lr_schedule)
-    assert found.settings == config.llm.optimizer.settings
-    assert (found.optimizer, found.levels, found.tiers, found.overlap) == (
+    assert result.model == str(Path("runs/demo/model").absolute())
+    assert result.data == str(Path("runs/demo/tokens").absolute())
+    assert result.shuffle_seed == bytes(range(1, 33)).hex()
+    assert (result.seq_len, result.steps, result.batch.start, result.batch.end) == (128, 48, 48, 48)
+    assert result.schedule == schedule_of(config.llm.lr_schedule)
+    assert result.settings == config.llm.optimizer.settings
+    assert (result.optimizer, result.levels, result.tiers, result.overlap) == (
         "sparseloco",
         3,
         (0, 1, 2),
@@ -94,10 +94,10 @@ def on_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @pytest.mark.usefixtures("on_the_hub")
 def test_model_named_on_hub_is_fetched(tmp_path: Path) -> None:
-    found = Path(bare(model=Path("team/tiny")).model)
-    assert (found / "config.json").read_bytes() == (tmp_path / "tiny" / "config.json").read_bytes()
+    path = Path(bare(model=Path("team/tiny")).model)
+    assert (path / "config.json").read_bytes() == (tmp_path / "tiny" / "config.json").read_bytes()
     text = ('checkpoint = { Local = "MODEL" }', HUB)
-    assert recipe(config_path=file(tmp_path, text), data_path=Path("tokens")).model == str(found)
+    assert recipe(config_path=file(tmp_path, text), data_path=Path("tokens")).model == str(path)
     with pytest.raises(CheckpointError, match="there is no directory team/typo, and the Hub has"):
         bare(model=Path("team/typo"))
     (tmp_path / "team" / "tiny").mkdir(parents=True)
@@ -108,7 +108,7 @@ def test_model_named_on_hub_is_fetched(tmp_path: Path) -> None:
 
 def test_options_override_config() -> None:
     there = recipe(config_path=DEMO)
-    found = recipe(
+    result = recipe(
         config_path=DEMO,
         model=Path("/m"),
         data_path=Path("/d"),
@@ -117,9 +117,9 @@ def test_options_override_config() -> None:
         total_batch=7,
         seed=4,
     )
-    assert (found.model, found.data, found.seq_len, found.steps) == ("/m", "/d", 64, 40)
-    assert (found.batch.start, found.batch.end) == (7, 7)
-    assert found.shuffle_seed not in (
+    assert (result.model, result.data, result.seq_len, result.steps) == ("/m", "/d", 64, 40)
+    assert (result.batch.start, result.batch.end) == (7, 7)
+    assert result.shuffle_seed not in (
         "",
         there.shuffle_seed,
         recipe(config_path=DEMO, seed=5).shuffle_seed,
@@ -140,10 +140,10 @@ def test_options_override_config() -> None:
 
 
 def test_recipe_without_config_uses_defaults() -> None:
-    found = bare()
-    assert (found.optimizer, found.settings) == ("distro", Distro())
-    assert (found.batch.end, found.steps, found.seq_len, found.tiers) == (32, 1000, 512, (0,))
-    assert found.schedule == rates.stable(1.5e-3, 50, 1000)
+    result = bare()
+    assert (result.optimizer, result.settings) == ("distro", Distro())
+    assert (result.batch.end, result.steps, result.seq_len, result.tiers) == (32, 1000, 512, (0,))
+    assert result.schedule == rates.stable(1.5e-3, 50, 1000)
     assert bare(optimizer="adamw").settings == AdamWAlone()
     assert bare(optimizer="muon").schedule.base_lr == 0.02
     assert MuonSettings().weight_decay == 0.0
@@ -155,7 +155,7 @@ def test_shared_optimizer_settings_follow_options() -> None:
     inner = bare(optimizer="sparseloco", members=2)
     assert (inner.agreed, inner.overlap, inner.schedule.base_lr) == (SparseLoCo(), 0, 2e-3)
     assert bare(optimizer="sparseloco", overlap="1").overlap == 1
-    said = {
+    options = {
         "inner_steps": 8,
         "inner_optimizer": "muon",
         "value_bits": "1",
@@ -163,9 +163,11 @@ def test_shared_optimizer_settings_follow_options() -> None:
         "orthogonal_lr": 3.0,
         "mean": "root",
     }
-    found = bare(optimizer="sparseloco", topk=16, topk_embeddings=64, feedback_decay=0.9, **said)
-    assert found.schedule.base_lr == 0.02
-    assert found.agreed == SparseLoCo(
+    result = bare(
+        optimizer="sparseloco", topk=16, topk_embeddings=64, feedback_decay=0.9, **options
+    )
+    assert result.schedule.base_lr == 0.02
+    assert result.agreed == SparseLoCo(
         inner_steps=8,
         inner_optimizer="muon",
         topk=16,
@@ -176,7 +178,7 @@ def test_shared_optimizer_settings_follow_options() -> None:
         orthogonal_lr=3.0,
         divisor="root",
     )
-    assert json.loads(msgspec.json.encode(asdict(found)))["settings"]["divisor"] == "root"
+    assert json.loads(msgspec.json.encode(asdict(result)))["settings"]["divisor"] == "root"
     plain = bare(topk=16, feedback_decay=0.9)
     assert plain.agreed == Distro(topk=16, topk_embeddings=16, decay=0.9)
     config = recipe(config_path=DISTRO_RUN)
@@ -192,18 +194,18 @@ def test_shared_optimizer_settings_follow_options() -> None:
 def test_options_override_config_with_sparseloco(tmp_path: Path) -> None:
     table = RULES[RULES.index("[model.LLM.optimizer.Distro]") :]
     keys = "inner_steps = 6\nvalue_bits = 1\ncompression_topk = 9\nweight_decay = 0.01\nclip_grad_norm = 2.0\n"
-    given = file(tmp_path, (table, "[model.LLM.optimizer.SparseLoCo]\n" + keys))
+    config_path = file(tmp_path, (table, "[model.LLM.optimizer.SparseLoCo]\n" + keys))
     of_file = SparseLoCo(
         inner_steps=6, bits=1, topk=9, topk_embeddings=9, weight_decay=0.01, clip=2.0
     )
-    found = recipe(config_path=given)
-    assert (found.optimizer, found.agreed, found.overlap, found.schedule.base_lr) == (
+    result = recipe(config_path=config_path)
+    assert (result.optimizer, result.agreed, result.overlap, result.schedule.base_lr) == (
         "sparseloco",
         of_file,
         1,
         0.004,
     )
-    said = {
+    options = {
         "inner_steps": 2,
         "value_bits": "2",
         "topk": 5,
@@ -214,19 +216,19 @@ def test_options_override_config_with_sparseloco(tmp_path: Path) -> None:
     changed = replace(
         of_file, inner_steps=2, bits=2, topk=5, topk_embeddings=5, outer_lr=0.5, decay=0.5
     )
-    assert recipe(config_path=given, **said).agreed == replace(changed, divisor="all")
-    assert recipe(config_path=given, optimizer="distro", lr=1e-3).agreed == Distro(clip=2.0)
+    assert recipe(config_path=config_path, **options).agreed == replace(changed, divisor="all")
+    assert recipe(config_path=config_path, optimizer="distro", lr=1e-3).agreed == Distro(clip=2.0)
     with pytest.raises(
         UsageError, match=r"--inner-optimizer muon: the learning rate in .* is for adamw"
     ) as caught:
-        recipe(config_path=given, inner_optimizer="muon")
+        recipe(config_path=config_path, inner_optimizer="muon")
     assert caught.value.fix == "Pass --lr as well, for example --lr 0.02"
-    assert recipe(config_path=given, inner_optimizer="muon", lr=0.01).agreed == replace(
+    assert recipe(config_path=config_path, inner_optimizer="muon", lr=0.01).agreed == replace(
         of_file, inner_optimizer="muon"
     )
-    assert recipe(config_path=given, inner_optimizer="adamw").agreed == of_file
+    assert recipe(config_path=config_path, inner_optimizer="adamw").agreed == of_file
     with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would flip"):
-        recipe(config_path=given, lr=100.1)
+        recipe(config_path=config_path, lr=100.1)
 
 
 def test_learning_rate_follows_schedule() -> None:
@@ -248,16 +250,18 @@ def test_batch_and_cold_start_equal_those_of_run(tmp_path: Path) -> None:
         "global_batch_size_end = 15\nglobal_batch_size_warmup_tokens = 1600",
     )
     cold = ("max_seq_len = 16", "max_seq_len = 16\ncold_start_warmup_steps = 4")
-    found = recipe(config_path=file(tmp_path, grows, cold))
-    assert [found.batch_size(taken) for taken in (0, 50, 100, 1000)] == [9, 12, 15, 15]
-    assert [found.rate(step) for step in range(6)] == pytest.approx(
+    result = recipe(config_path=file(tmp_path, grows, cold))
+    assert [result.batch_size(taken) for taken in (0, 50, 100, 1000)] == [9, 12, 15, 15]
+    assert [result.rate(step) for step in range(6)] == pytest.approx(
         [0, 0.001, 0.002, 0.003, 0.004, 0.004]
     )
 
 
 def test_overlap_equals_run_unless_given(tmp_path: Path) -> None:
     at_once = file(tmp_path, ("[config]", "[config]\noverlap = 0"))
-    assert [recipe(config_path=at_once, overlap=said).overlap for said in (None, "0", "1")] == [
+    assert [
+        recipe(config_path=at_once, overlap=overlap).overlap for overlap in (None, "0", "1")
+    ] == [
         0,
         0,
         1,
@@ -265,21 +269,21 @@ def test_overlap_equals_run_unless_given(tmp_path: Path) -> None:
 
 
 def test_recipe_round_trips_json_and_repeats_tiers() -> None:
-    found = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
-    assert (found.tiers, found.shares, found.overlap, found.levels) == (
+    result = bare(members=5, tiers="0,2", total_batch=10, shares="1,2,2,2,3", reject=7, overlap="0")
+    assert (result.tiers, result.shares, result.overlap, result.levels) == (
         (0, 2, 0, 2, 0),
         (1, 2, 2, 2, 3),
         0,
         3,
     )
     assert bare(tiers="0,1,2").tiers == (0, 1, 2)
-    states = [bare(optimizer="sparseloco", inner_state=said).inner_state for said in STATES]
+    states = [bare(optimizer="sparseloco", inner_state=state).inner_state for state in STATES]
     assert states == [None, None, "reset"]
-    assert json.dumps(found.settings.clip) == "1.0"
+    assert json.dumps(result.settings.clip) == "1.0"
 
 
 @pytest.mark.parametrize(
-    ("given", "sentence", "fix"),
+    ("options", "sentence", "fix"),
     [
         ({"model": None}, "--model is missing", "--config-path FILE"),
         ({"data_path": None}, "--data-path is missing", "--config-path FILE"),
@@ -418,9 +422,11 @@ def test_recipe_round_trips_json_and_repeats_tiers() -> None:
     ],
     ids=str,
 )
-def test_invalid_recipe_options_are_refused(given: dict[str, Any], sentence: str, fix: str) -> None:
+def test_invalid_recipe_options_are_refused(
+    options: dict[str, Any], sentence: str, fix: str
+) -> None:
     with pytest.raises(UsageError) as caught:
-        bare(**given)
+        bare(**options)
     assert sentence in caught.value.message
     assert fix in caught.value.fix
 
@@ -456,10 +462,10 @@ def test_missing_recipe_files_are_named(tmp_path: Path, old: str, new: str, sent
 
 
 def test_rate_at_which_decay_flips_weights_is_refused(tmp_path: Path) -> None:
-    given = file(tmp_path)  # its weight decay is 0.01
-    assert recipe(config_path=given, lr=100.0).schedule.base_lr == 100
+    config_path = file(tmp_path)  # its weight decay is 0.01
+    assert recipe(config_path=config_path, lr=100.0).schedule.base_lr == 100
     with pytest.raises(UsageError, match=r"rate of 100\.1 with .* of 0\.01 would flip") as caught:
-        recipe(config_path=given, lr=100.1)
+        recipe(config_path=config_path, lr=100.1)
     assert caught.value.fix == "Pass --lr 100 or less"
 
 

@@ -92,9 +92,9 @@ def learnt(
     losses = []
     for step in range(1, STEPS + 1):
         accepted = [(step + member) % 4 > 0 for member in range(len(sizes))]
-        done = members.step(step, shares(step, sizes), accepted)
-        assert not done.left_out
-        losses.append(done.losses)
+        result = members.step(step, shares(step, sizes), accepted)
+        assert not result.left_out
+        losses.append(result.losses)
         members.check()
     return losses
 
@@ -146,18 +146,20 @@ def test_stacked_change_encodes_like_single_member_change(
     changes: list[PseudoGradient] = []
     make = StackedSteps.make
 
-    def noted(*given: Any) -> Any:
-        changes.extend(made := make(*given))
-        return made
+    def noted(*args: Any) -> Any:
+        changes.extend(change := make(*args))
+        return change
 
     monkeypatch.setattr(StackedSteps, "make", noted)
     assert members._stacked is not None
-    found = members._stacked.train(shares(1, (5, 5, 5)), Rates(0.01, 0.01), [False] * 3)
-    assert len(changes) == len(found) == 3
-    for replica, made, result in zip(members.replicas, changes, found.values(), strict=True):
+    results_by_member = members._stacked.train(shares(1, (5, 5, 5)), Rates(0.01, 0.01), [False] * 3)
+    assert len(changes) == len(results_by_member) == 3
+    for replica, change, result in zip(
+        members.replicas, changes, results_by_member.values(), strict=True
+    ):
         results = replica.schema.results
         compressor = ErrorFeedback(results, 0, replica.params, replica.schema.optimizer.decay)
-        assert result == (compressor.compress(made), made.loss)
+        assert result == (compressor.compress(change), change.loss)
 
 
 def test_failed_member_keeps_its_moments_and_others_learn() -> None:
@@ -166,11 +168,11 @@ def test_failed_member_keeps_its_moments_and_others_learn() -> None:
         members.step(1, shares(1, (5, 5, 5)), [True] * 3)
         moments = members.replicas[1].optimizer.state_tensors()
         moments["private.second/model.norm.weight"].fill_(float("nan"))
-    done = [members.step(2, shares(2, (5, 5, 5)), [True] * 3) for members in (stacked, single)]
-    assert done[0].losses[1] is done[1].losses[1] is None
-    assert len(done[0].left_out) == len(done[1].left_out) == 1
+    results = [members.step(2, shares(2, (5, 5, 5)), [True] * 3) for members in (stacked, single)]
+    assert results[0].losses[1] is results[1].losses[1] is None
+    assert len(results[0].left_out) == len(results[1].left_out) == 1
     for member in (0, 2):
-        assert done[0].losses[member] == pytest.approx(done[1].losses[member], abs=NEAR)
+        assert results[0].losses[member] == pytest.approx(results[1].losses[member], abs=NEAR)
     counts = [
         steps_of(replica.optimizer.private_step.state_tensors()) for replica in stacked.replicas
     ]
@@ -248,13 +250,13 @@ def test_stack_on_simulated_gpu_equals_cpu_bits(monkeypatch: pytest.MonkeyPatch)
 
 def test_stacked_training_resumes_to_same_bits(tmp_path: Path) -> None:
     root = prepare(tmp_path)
-    given = INNER | {"total_batch": 12, "tiers": "0,1,1", "overlap": "1", "steps": 3}
-    training_loop(root, stack_members="on", out=root / "whole", **given).run()
-    training = training_loop(root, stack_members="on", out=root / "cut", **given)
+    options = INNER | {"total_batch": 12, "tiers": "0,1,1", "overlap": "1", "steps": 3}
+    training_loop(root, stack_members="on", out=root / "whole", **options).run()
+    training = training_loop(root, stack_members="on", out=root / "cut", **options)
     training.stop()  # after one step
     with pytest.raises(KeyboardInterrupt):
         training.run()
-    training_loop(root, stack_members="on", out=root / "cut", **given).run()
+    training_loop(root, stack_members="on", out=root / "cut", **options).run()
     whole, cut = (
         (root / out / CHECKPOINT / "model.safetensors").read_bytes() for out in ("whole", "cut")
     )

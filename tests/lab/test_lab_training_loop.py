@@ -63,18 +63,18 @@ def test_diverging_training_ends_with_error(place: Path, arm: str, steps: int) -
         for name, tensor in load_file(place / "model" / "model.safetensors").items()
     }
     save_file(huge, place / "model" / "model.safetensors", metadata={"format": "pt"})
-    seen: list[Any] = []
+    events: list[Any] = []
     with pytest.raises(Diverged, match="the loss has not been finite since step 1") as raised:
         training_loop(
             place,
-            seen,
+            events,
             **ARMS[arm] | {"steps": steps, "warmup_steps": 0, "lr": 0.5},
             out=place / "out",
         ).run()
     assert raised.value.fix is not None
     assert "Lower --lr (the highest rate was 0.5)" in raised.value.fix
     assert "another --out" in raised.value.fix
-    assert [event.loss for event in seen if isinstance(event, Step)] == [None] * 3
+    assert [event.loss for event in events if isinstance(event, Step)] == [None] * 3
     assert not (place / "out" / CHECKPOINT).exists()
 
 
@@ -231,16 +231,18 @@ def test_rejected_sequences_are_trained_again(place: Path) -> None:
     accepted = sum(event["accepted"] for event in steps)
     assert 10 < accepted < 35  # of 45
     training = training_loop(place, **DISTRO, reject=50, steps=15)
-    seen: list[int] = []
+    sequences: list[int] = []
     for step in range(1, 16):
         shares = training._data_split.shares(step)
         for member, share in enumerate(shares):
             if training._data_split.accepted(step, member):
-                seen += share
+                sequences += share
             else:
                 training._data_split.requeue(step, share)
     fresh, again = training._data_split.state()
-    assert sorted(seen + [index for _, indices in again for index in indices]) == list(range(fresh))
+    assert sorted(sequences + [index for _, indices in again for index in indices]) == list(
+        range(fresh)
+    )
     assert fresh < 15 * 6
 
 
@@ -281,11 +283,11 @@ def test_training_with_another_recipe_does_not_resume(place: Path) -> None:
         ({"optimizer": "muon"}, "--optimizer was adamw"),
         ({"seed": 3}, "--seed was 0"),
     ]
-    for given, named in cases:
+    for options, difference in cases:
         with pytest.raises(
-            CheckpointError, match=rf"other options: {named}\nPass the same options"
+            CheckpointError, match=rf"other options: {difference}\nPass the same options"
         ):
-            train(place, **given, out=place / "out")
+            train(place, **options, out=place / "out")
 
 
 def test_differing_shared_settings_are_named_one_by_one(place: Path) -> None:
@@ -295,9 +297,9 @@ def test_differing_shared_settings_are_named_one_by_one(place: Path) -> None:
         ({"inner_steps": 1}, "--inner-steps was 2"),
         ({"mean": "all", "seed": 3}, "--seed was 0, --mean was keepers"),
     ]
-    for given, named in cases:
-        with pytest.raises(CheckpointError, match=rf"other options: {named}\n"):
-            train(place, **agreed | given, out=place / "out")
+    for options, difference in cases:
+        with pytest.raises(CheckpointError, match=rf"other options: {difference}\n"):
+            train(place, **agreed | options, out=place / "out")
 
 
 def test_unsaved_steps_are_reported_for_repetition(

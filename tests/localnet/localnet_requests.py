@@ -86,9 +86,9 @@ async def landed(
     """Return a confirmed transaction. A validator writes it to its history a moment later."""
     async with asyncio.timeout(HISTORY_SECONDS):
         while True:
-            found = (await client.get_transaction(signature, encoding, Confirmed, 0)).value
-            if found is not None:
-                return found
+            transaction = (await client.get_transaction(signature, encoding, Confirmed, 0)).value
+            if transaction is not None:
+                return transaction
             await asyncio.sleep(0.05)
 
 
@@ -146,7 +146,7 @@ async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubk
     buffer = Keypair()
     size = 37 + len(data)
     lamports = (await client.get_minimum_balance_for_rent_exemption(size)).value
-    made = create_account(
+    creation = create_account(
         CreateAccountParams(
             from_pubkey=payer.pubkey(),
             to_pubkey=buffer.pubkey(),
@@ -160,7 +160,7 @@ async def write_buffer(client: AsyncClient, payer: Keypair, data: bytes) -> Pubk
         AccountMeta(payer.pubkey(), False, False),
     ]
     await send(
-        client, [made, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer
+        client, [creation, Instruction(LOADER_ID, struct.pack("<I", 0), accounts)], payer, buffer
     )
     accounts = [AccountMeta(buffer.pubkey(), False, True), AccountMeta(payer.pubkey(), True, False)]
     sent = []
@@ -184,7 +184,7 @@ async def deploy(client: AsyncClient, payer: Keypair, program: Keypair, elf: byt
     buffer = await write_buffer(client, payer, elf)
     key = program.pubkey()
     lamports = (await client.get_minimum_balance_for_rent_exemption(36)).value
-    made = create_account(
+    creation = create_account(
         CreateAccountParams(
             from_pubkey=payer.pubkey(), to_pubkey=key, lamports=lamports, space=36, owner=LOADER_ID
         )
@@ -200,7 +200,7 @@ async def deploy(client: AsyncClient, payer: Keypair, program: Keypair, elf: byt
         AccountMeta(payer.pubkey(), True, False),
     ]
     finish = Instruction(LOADER_ID, struct.pack("<IQ", 2, len(elf) + 1000), accounts)
-    await send(client, [made, finish], payer, program)
+    await send(client, [creation, finish], payer, program)
 
 
 async def upgrade(client: AsyncClient, payer: Keypair, program: Pubkey, elf: bytes) -> None:

@@ -36,7 +36,7 @@ async def reading(client: AsyncClient) -> tuple[int, int]:
 
 async def test_localnet_after_clock_set_back_continues(tmp_path: Path) -> None:
     """The clock is right, then an hour behind, then right again."""
-    seen = [(0, int(time.time()))]
+    readings = [(0, int(time.time()))]
     payer = Keypair()
     for wall_seconds in (0.0, -HOUR, 0.0):
         clock = RealTime(wall=lambda back=wall_seconds: time.time() + back)  # type: ignore[misc]
@@ -44,20 +44,20 @@ async def test_localnet_after_clock_set_back_continues(tmp_path: Path) -> None:
             LocalnetConfig(rpc_port=0, ledger=tmp_path / "ledger", time=clock, slot_ms=20)
         )
         async with AsyncClient(running.rpc_url) as client:
-            seen.append(await reading(client))
-            start = seen[-1][0]
+            readings.append(await reading(client))
+            start = readings[-1][0]
             deadline = time.monotonic() + 20
             while (await client.get_slot()).value < start + 5:
                 assert time.monotonic() < deadline, f"the slots stand still at {start}"
                 await asyncio.sleep(0.02)
-            seen.append(await reading(client))
+            readings.append(await reading(client))
             assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"
             await fund(client, payer.pubkey())
             await transfer_new(client, payer)
         await running.close()
-    assert seen == sorted(seen, key=lambda one: one[0])
-    assert seen == sorted(seen, key=lambda one: one[1])
-    assert seen[-1][1] < time.time() + 60
+    assert readings == sorted(readings, key=lambda one: one[0])
+    assert readings == sorted(readings, key=lambda one: one[1])
+    assert readings[-1][1] < time.time() + 60
 
 
 async def test_slots_of_another_length_do_not_move_chain_time(tmp_path: Path) -> None:

@@ -32,9 +32,9 @@ TOKEN_ID = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
 
 async def logs_of(client: AsyncClient, program: Pubkey, payer: Keypair, data: bytes) -> list[str]:
     signature = await send(client, [memo(program, data)], payer)
-    found = await landed(client, signature)
-    assert found.transaction.meta is not None
-    return found.transaction.meta.log_messages or []
+    transaction = await landed(client, signature)
+    assert transaction.transaction.meta is not None
+    return transaction.transaction.meta.log_messages or []
 
 
 async def next_slot(client: AsyncClient) -> None:
@@ -49,7 +49,7 @@ async def test_preloaded_program_runs(client: AsyncClient, payer: Keypair) -> No
 async def test_inner_instructions_are_returned(client: AsyncClient, payer: Keypair) -> None:
     mint = Keypair()
     lamports = (await client.get_minimum_balance_for_rent_exemption(82)).value
-    made = create_account(
+    creation = create_account(
         CreateAccountParams(
             from_pubkey=payer.pubkey(),
             to_pubkey=mint.pubkey(),
@@ -76,11 +76,11 @@ async def test_inner_instructions_are_returned(client: AsyncClient, payer: Keypa
         AccountMeta(TOKEN_ID, False, False),
     ]
     signature = await send(
-        client, [made, initialize, Instruction(ASSOCIATED_ID, b"", accounts)], payer, mint
+        client, [creation, initialize, Instruction(ASSOCIATED_ID, b"", accounts)], payer, mint
     )
-    found = await landed(client, signature)
-    assert found.transaction.meta is not None
-    (inner,) = found.transaction.meta.inner_instructions or []
+    transaction = await landed(client, signature)
+    assert transaction.transaction.meta is not None
+    (inner,) = transaction.transaction.meta.inner_instructions or []
     assert inner.index == 2
     called = [based58.b58decode(one.data.encode()) for one in inner.instructions]
     assert bytes((18,)) + bytes(owner) in called  # InitializeAccount3 { owner }

@@ -58,10 +58,10 @@ async def test_attestation_writes_only_changed_pages(tmp_path: Path) -> None:
     written = disk_bytes(tmp_path, "*-wal") - bytes_before
     assert written / (running.bank.transactions - landed) < ATTESTATION_BYTES
     await member.close()
-    held = state(running)
+    expected = state(running)
     await running.close()
     again = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=clock))
-    assert state(again) == held
+    assert state(again) == expected
     await again.close()
 
 
@@ -79,9 +79,9 @@ def test_ledger_of_long_run_stays_bounded(tmp_path: Path, monkeypatch: pytest.Mo
         sizes.append(disk_bytes(tmp_path))
     ledger.close()
     # 150 transactions could be sent again, and the log of changes grows to 1,000 pages of 4 KiB.
-    kept = (MAX_PROCESSING_AGE + MARK_SLOTS) * len(ledger_writer.META)
-    assert max(sizes) < kept * 2 + 1_000 * 4_300
-    assert disk_bytes(tmp_path) < kept * 2
+    limit = (MAX_PROCESSING_AGE + MARK_SLOTS) * len(ledger_writer.META)
+    assert max(sizes) < limit * 2 + 1_000 * 4_300
+    assert disk_bytes(tmp_path) < limit * 2
     again = Ledger(tmp_path)
     recovered = again.recover()
     again.close()

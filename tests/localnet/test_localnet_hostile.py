@@ -190,13 +190,13 @@ LETTER = (
 async def test_disconnecting_client_causes_no_error(caplog: pytest.LogCaptureFixture) -> None:
     running = await serve(LocalnetConfig(rpc_port=0))
     loop = asyncio.get_running_loop()
-    for said in [UPGRADE, LETTER] * 5:
+    for data in [UPGRADE, LETTER] * 5:
         hasty = sockets.socket()
         hasty.setsockopt(sockets.SOL_SOCKET, sockets.SO_LINGER, struct.pack("ii", 1, 0))
         hasty.setblocking(False)
         await loop.sock_connect(hasty, ("127.0.0.1", running.rpc_port))
-        await loop.sock_sendall(hasty, said)
-        if said is LETTER:
+        await loop.sock_sendall(hasty, data)
+        if data is LETTER:
             await asyncio.sleep(0.01)  # until its body is waited for
         hasty.close()
         assert (await rpc(running.rpc_url, "getHealth"))["result"] == "ok"

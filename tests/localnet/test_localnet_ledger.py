@@ -105,8 +105,8 @@ async def test_kill_9_loses_nothing_acknowledged(tmp_path: Path) -> None:
         everything = (await client.get_signatures_for_address(to, limit=1000)).value
         assert set(known) <= {one.signature for one in everything}
         assert (await client.get_balance(to)).value >= sum(acknowledged.values())
-        found = (await client.get_transaction(known[0])).value
-        assert found is not None
+        transaction = (await client.get_transaction(known[0])).value
+        assert transaction is not None
 
 
 async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_elf: bytes) -> None:
@@ -117,7 +117,7 @@ async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_
         await deploy(client, payer, program, memo_elf)
         blockhash = await recent(client)
         sent = sign([memo(program.pubkey(), b"before")], blockhash, payer)
-        kept = sign([memo(program.pubkey(), b"after")], blockhash, payer)
+        transaction = sign([memo(program.pubkey(), b"after")], blockhash, payer)
         await client.send_transaction(sent)
         balance = (await client.get_balance(payer.pubkey())).value
         transactions = (await client.get_transaction_count()).value
@@ -128,9 +128,12 @@ async def test_blockhashes_duplicates_and_programs_survive(tmp_path: Path, memo_
             with pytest.raises(RPCException, match="already been processed"):
                 await client.send_transaction(sent)
     async with reopened(tmp_path / "ledger") as client:
-        await client.send_transaction(kept)
+        await client.send_transaction(transaction)
         listed = (await client.get_signatures_for_address(payer.pubkey())).value
-        assert [one.signature for one in listed[:2]] == [kept.signatures[0], sent.signatures[0]]
+        assert [one.signature for one in listed[:2]] == [
+            transaction.signatures[0],
+            sent.signatures[0],
+        ]
 
 
 @pytest.mark.slow
@@ -305,16 +308,16 @@ async def test_ledger_keeps_accounts_of_runtime(tmp_path: Path) -> None:
     The ledger stores its account once a transaction has changed it.
     """
     token = Pubkey.from_string("TokenkegQfeZyiNwAJbNbGKPFXCWuBvf9Ss623VQ5DA")
-    held = []
+    balances = []
     for _ in range(2):
         running = await serve(LocalnetConfig(rpc_port=0, ledger=tmp_path, time=VirtualTime()))
         async with AsyncClient(running.rpc_url) as client:
-            held.append(running.bank.balance(token))
+            balances.append(running.bank.balance(token))
             await fund(client, token, SOL)
-            held.append(running.bank.balance(token))
+            balances.append(running.bank.balance(token))
         await running.close()
-    assert held[1] == held[0] + SOL
-    assert held[2] == held[1]
+    assert balances[1] == balances[0] + SOL
+    assert balances[2] == balances[1]
 
 
 async def test_unwritable_ledger_warns_operator_once_a_minute(

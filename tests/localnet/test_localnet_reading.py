@@ -158,11 +158,13 @@ async def test_account_slices_and_lists_are_returned(client: AsyncClient, payer:
     ).value
     assert account is not None
     assert account.data == b"cde"
-    found = (await client.get_multiple_accounts([buffer, Keypair().pubkey(), payer.pubkey()])).value
-    assert found[0] is not None
-    assert found[0].data[37:] == b"abcdefgh"
-    assert found[1] is None
-    assert found[2] is not None
+    accounts = (
+        await client.get_multiple_accounts([buffer, Keypair().pubkey(), payer.pubkey()])
+    ).value
+    assert accounts[0] is not None
+    assert accounts[0].data[37:] == b"abcdefgh"
+    assert accounts[1] is None
+    assert accounts[2] is not None
 
 
 async def test_program_accounts_by_filter(client: AsyncClient, payer: Keypair) -> None:
@@ -305,8 +307,8 @@ async def test_landed_transaction_is_returned_in_every_encoding(
     signature = (await client.send_transaction(tx)).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
     for encoding in ("json", "base64"):
-        found = await landed(client, signature, encoding)
-        meta = found.transaction.meta
+        transaction = await landed(client, signature, encoding)
+        meta = transaction.transaction.meta
         assert meta is not None
         assert (meta.err, meta.fee, meta.compute_units_consumed) == (None, 5000, 150)
         assert [a - b for a, b in zip(meta.post_balances, meta.pre_balances, strict=True)] == [

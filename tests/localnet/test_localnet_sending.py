@@ -215,10 +215,10 @@ async def test_skipped_preflight_lands_failed_transaction(
     assert status is not None
     assert "InvalidInstructionData" in str(status.err)
     assert (await client.get_balance(payer.pubkey())).value == before - fee
-    found = await landed(client, signature)
-    assert found.transaction.meta is not None
-    assert found.transaction.meta.fee == fee
-    assert found.transaction.meta.err is not None
+    transaction = await landed(client, signature)
+    assert transaction.transaction.meta is not None
+    assert transaction.transaction.meta.fee == fee
+    assert transaction.transaction.meta.err is not None
 
 
 async def test_compute_limit_is_enforced(
@@ -264,8 +264,10 @@ async def test_simulation_of_failing_transaction_shows_error(
     network: Urls, client: AsyncClient, payer: Keypair
 ) -> None:
     tx = sign([memo(PRELOADED_ID, b"\xff")], await recent(client), payer)
-    shown = (await client.simulate_transaction(tx, sig_verify=True, commitment=Confirmed)).value
-    assert "InvalidInstructionData" in str(shown.err)
+    simulation = (
+        await client.simulate_transaction(tx, sig_verify=True, commitment=Confirmed)
+    ).value
+    assert "InvalidInstructionData" in str(simulation.err)
     stale = sign([memo(PRELOADED_ID, b"x")], Hash.new_unique(), payer)
     assert "BlockhashNotFound" in str((await client.simulate_transaction(stale)).value.err)
     forged = VersionedTransaction.populate(tx.message, [Signature.default()])
@@ -306,8 +308,8 @@ async def test_versioned_transaction_with_lookup_table_lands(
     ).value
     await client.confirm_transaction(signature, Confirmed, sleep_seconds=0.1)
     assert (await client.get_balance(to)).value == SOL
-    found = await landed(client, signature)
-    assert found.transaction.meta is not None
-    assert found.transaction.meta.loaded_addresses is not None
-    assert [str(key) for key in found.transaction.meta.loaded_addresses.writable] == [str(to)]
+    transaction = await landed(client, signature)
+    assert transaction.transaction.meta is not None
+    assert transaction.transaction.meta.loaded_addresses is not None
+    assert [str(key) for key in transaction.transaction.meta.loaded_addresses.writable] == [str(to)]
     assert [one.signature for one in await history(client, to, 1)] == [signature]

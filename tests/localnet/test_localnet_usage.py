@@ -19,11 +19,11 @@ def test_help_has_module_name_and_valid_examples(module: str) -> None:
     make: Callable[[], argparse.ArgumentParser] = MODULES[module]
     parser = make()
     line = f"python -m {module}"
-    told = parser.format_help()
-    assert told.startswith(f"usage: {line} ")
+    help_text = parser.format_help()
+    assert help_text.startswith(f"usage: {line} ")
     examples = [
         text.strip()
-        for text in told.split("examples:")[1].splitlines()
+        for text in help_text.split("examples:")[1].splitlines()
         if text.strip().startswith(line)
     ]
     assert examples

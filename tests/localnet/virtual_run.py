@@ -69,15 +69,15 @@ class LoneMember:
         run = await self.coordinator.run(RUN)
         now = run.current
         judged = run.round(run.config.judged(run.current.height))
-        seen = judged.roster if judged is not None and judged.batch else 0
+        participation = judged.roster if judged is not None and judged.batch else 0
         fingerprints = (
             pack_fingerprints({0: bytes(31) + b"\1"}, judged.roster, now.salt)
-            if judged and seen
+            if judged and participation
             else bytes(320)
         )
         metadata = witness_metadata(now.step, 1.0, 1.0, 1.0)
         await self.coordinator.transact(
-            self.coordinator.ix.witness(RUN, 0, run.round_id, seen, fingerprints, metadata)
+            self.coordinator.ix.witness(RUN, 0, run.round_id, participation, fingerprints, metadata)
         )
         self._time.advance(3)
         after = await self.coordinator.run(RUN)

@@ -35,9 +35,9 @@ def falsify_results(sim_member: SimMember, lie: Lie) -> None:
     honest = transport.announce
 
     async def announce(data: bytes) -> None:
-        said = decode_announcement(data)
-        if isinstance(said, Commitment):
-            await lie(said, transport)
+        announcement = decode_announcement(data)
+        if isinstance(announcement, Commitment):
+            await lie(announcement, transport)
         else:
             await honest(data)
 
@@ -48,8 +48,8 @@ def falsify_results(sim_member: SimMember, lie: Lie) -> None:
     transport.handle(COMMITMENTS_TOPIC, answer)
 
 
-def sign(sim_member: SimMember, said: Commitment) -> bytes:
-    return encode_announcement(said, sim_member.identity.secret())
+def sign(sim_member: SimMember, commitment: Commitment) -> bytes:
+    return encode_announcement(commitment, sim_member.identity.secret())
 
 
 def tell_all(transport: SimTransport, raw: bytes) -> None:
@@ -58,33 +58,33 @@ def tell_all(transport: SimTransport, raw: bytes) -> None:
 
 
 def payload_of(
-    sim_member: SimMember, said: Commitment, transport: SimTransport, level: int
+    sim_member: SimMember, commitment: Commitment, transport: SimTransport, level: int
 ) -> bytes:
     """Return the encoded payload, which the member serves masked."""
     return masked(
-        transport._blobs[said.levels[level].blake3],
-        key_of(sim_member.identity.secret(), said.place),
+        transport._blobs[commitment.levels[level].blake3],
+        key_of(sim_member.identity.secret(), commitment.place),
         level,
     )
 
 
 def with_payload(
-    sim_member: SimMember, said: Commitment, transport: SimTransport, level: int, data: bytes
+    sim_member: SimMember, commitment: Commitment, transport: SimTransport, level: int, data: bytes
 ) -> Commitment:
     """Return the commitment to these bytes, masked, instead of the member's own."""
-    sealed = masked(data, key_of(sim_member.identity.secret(), said.place), level)
-    levels = {**said.levels, level: LevelPayload(transport.publish(sealed), len(data))}
-    return msgspec.structs.replace(said, levels=levels)
+    sealed = masked(data, key_of(sim_member.identity.secret(), commitment.place), level)
+    levels = {**commitment.levels, level: LevelPayload(transport.publish(sealed), len(data))}
+    return msgspec.structs.replace(commitment, levels=levels)
 
 
 def garbage_in(sim_member: SimMember, levels: range) -> Lie:
     """Commit, at these levels, to bytes of the right size that are not a valid encoding."""
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
         for level in levels:
-            size = said.levels[level].size
-            said = with_payload(sim_member, said, transport, level, b"\xff" * size)
-        tell_all(transport, sign(sim_member, said))
+            size = commitment.levels[level].size
+            commitment = with_payload(sim_member, commitment, transport, level, b"\xff" * size)
+        tell_all(transport, sign(sim_member, commitment))
 
     return lie
 
@@ -92,9 +92,9 @@ def garbage_in(sim_member: SimMember, levels: range) -> Lie:
 def hides(sim_member: SimMember, level: int) -> Lie:
     """Commit to a correct result and serve all levels except one."""
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        transport.retract(said.levels[level].blake3)
-        tell_all(transport, sign(sim_member, said))
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        transport.retract(commitment.levels[level].blake3)
+        tell_all(transport, sign(sim_member, commitment))
 
     return lie
 
@@ -102,11 +102,11 @@ def hides(sim_member: SimMember, level: int) -> Lie:
 def serves_late(sim_member: SimMember, level: int, seconds: float) -> Lie:
     """Commit to a correct result and serve one level with a delay."""
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        digest = said.levels[level].blake3
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        digest = commitment.levels[level].blake3
         asyncio.get_running_loop().call_later(seconds, transport.publish, transport._blobs[digest])
         transport.retract(digest)
-        tell_all(transport, sign(sim_member, said))
+        tell_all(transport, sign(sim_member, commitment))
 
     return lie
 
@@ -118,9 +118,9 @@ def hides_from(sim_member: SimMember, level: int, victims: Sequence[SimMember]) 
         assert victim.transport is not None
         never_fetch_from(victim.transport, sim_member.id, hidden)
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        hidden.add(said.levels[level].blake3)
-        tell_all(transport, sign(sim_member, said))
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        hidden.add(commitment.levels[level].blake3)
+        tell_all(transport, sign(sim_member, commitment))
 
     return lie
 
@@ -129,13 +129,13 @@ def never_fetch_from(transport: SimTransport, shunning: bytes, hidden: set[bytes
     """Let the peer `shunning` refuse the `hidden` payloads to this transport."""
     fetch = transport.fetch
 
-    async def found(
+    async def fetch_from_others(
         digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, **options: Any
     ) -> bytes:
         serving = [one for one in holders if one != shunning or digest not in hidden]
         return await fetch(digest, size, serving, deadline_s, **options)
 
-    transport.fetch = found  # type: ignore[method-assign]
+    transport.fetch = fetch_from_others  # type: ignore[method-assign]
 
 
 def conspire(sim_members: Sequence[SimMember], level: int) -> None:
@@ -151,20 +151,20 @@ def conspire(sim_members: Sequence[SimMember], level: int) -> None:
 def _fetch_from(transport: SimTransport, shared: Mapping[bytes, bytes]) -> None:
     fetch = transport.fetch
 
-    async def found(
+    async def fetch_from_others(
         digest: bytes, size: int, holders: Sequence[bytes], deadline_s: float, **options: Any
     ) -> bytes:
         return shared.get(digest) or await fetch(digest, size, holders, deadline_s, **options)
 
-    transport.fetch = found  # type: ignore[method-assign]
+    transport.fetch = fetch_from_others  # type: ignore[method-assign]
 
 
 def _shares_with_few(sim_member: SimMember, level: int, shared: dict[bytes, bytes]) -> Lie:
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        digest = said.levels[level].blake3
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        digest = commitment.levels[level].blake3
         shared[digest] = transport._blobs[digest]
         transport.retract(digest)
-        tell_all(transport, sign(sim_member, said))
+        tell_all(transport, sign(sim_member, commitment))
 
     return lie
 
@@ -172,26 +172,26 @@ def _shares_with_few(sim_member: SimMember, level: int, shared: dict[bytes, byte
 def nan_in(sim: SimulatedRun, sim_member: SimMember) -> Lie:
     """Commit to float votes that are NaN."""
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        for level in said.levels:
-            data = bytearray(payload_of(sim_member, said, transport, level))
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        for level in commitment.levels:
+            data = bytearray(payload_of(sim_member, commitment, transport, level))
             start = sim.schema.results.index_bytes(level)
             data[start:] = np.full((len(data) - start) // 4, np.nan, "<f4").tobytes()
-            said = with_payload(sim_member, said, transport, level, bytes(data))
-        tell_all(transport, sign(sim_member, said))
+            commitment = with_payload(sim_member, commitment, transport, level, bytes(data))
+        tell_all(transport, sign(sim_member, commitment))
 
     return lie
 
 
-def other_result(sim: SimulatedRun, said: Commitment, transport: SimTransport) -> Commitment:
+def other_result(sim: SimulatedRun, commitment: Commitment, transport: SimTransport) -> Commitment:
     """Return another valid result of the share: one vote of the common level has the other sign."""
     level, sim_member = (
-        max(said.levels),
-        next(sim_member for sim_member in sim.sim_members if sim_member.id == said.sender),
+        max(commitment.levels),
+        next(sim_member for sim_member in sim.sim_members if sim_member.id == commitment.sender),
     )
-    data = bytearray(payload_of(sim_member, said, transport, level))
+    data = bytearray(payload_of(sim_member, commitment, transport, level))
     data[sim.schema.results.index_bytes(level)] ^= 1
-    return with_payload(sim_member, said, transport, level, bytes(data))
+    return with_payload(sim_member, commitment, transport, level, bytes(data))
 
 
 def offer_garbage(sim: SimulatedRun, sim_member: SimMember, fill: float) -> None:
@@ -222,10 +222,10 @@ def offer_inconsistently(sim_member: SimMember, friends: Collection[bytes]) -> N
     honest = member._share._answer
 
     async def answer(peer: bytes, body: bytes) -> bytes:
-        said = await honest(peer, body)
+        reply = await honest(peer, body)
         if peer in friends:
-            return said
-        true = msgspec.msgpack.decode(said, type=SnapshotManifest)
+            return reply
+        true = msgspec.msgpack.decode(reply, type=SnapshotManifest)
         made_up = {
             level: [b"\1" * len(digest) for digest in digests]
             for level, digests in true.levels.items()

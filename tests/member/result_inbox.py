@@ -54,9 +54,9 @@ def three_members() -> Members:
     )
 
 
-def header_of(height: int = 4, **given: int) -> Round:
+def header_of(height: int = 4, **overrides: int) -> Round:
     return builders.header(
-        0b111, height=height, step=height + 1, batch=BATCH, seed=7, data_index=100, **given
+        0b111, height=height, step=height + 1, batch=BATCH, seed=7, data_index=100, **overrides
     )
 
 
@@ -104,13 +104,13 @@ def commitment_of(
     return msgspec.structs.replace(good, **changed)
 
 
-def key_to(said: Commitment, **changed: Any) -> Reveal:
+def key_to(commitment: Commitment, **changed: Any) -> Reveal:
     """Return the key to a member's result."""
     good = Reveal(
-        sender=said.sender,
-        signer=said.signer,
-        **said.place._asdict(),
-        key=key_of(SECRETS[said.seat], said.place),
+        sender=commitment.sender,
+        signer=commitment.signer,
+        **commitment.place._asdict(),
+        key=key_of(SECRETS[commitment.seat], commitment.place),
     )
     return msgspec.structs.replace(good, **changed)
 
@@ -140,21 +140,21 @@ class ResultInbox:
         self.results.begin(epoch)
 
     def hear(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
-        said = self.hear_sealed(seat, height, **changed)
+        commitment = self.hear_sealed(seat, height, **changed)
         self.tell(key_to(commitment_of(None, seat, height)))
-        return said
+        return commitment
 
     def hear_sealed(self, seat: int, height: int = 4, **changed: Any) -> Commitment:
         """Announce a result like `announce`, but without its key."""
-        said = commitment_of(self.transports[seat], seat, height, **changed)
-        self.results.hear(said, encode_announcement(said, SECRETS[seat]))
-        return said
+        commitment = commitment_of(self.transports[seat], seat, height, **changed)
+        self.results.hear(commitment, encode_announcement(commitment, SECRETS[seat]))
+        return commitment
 
     def tell(self, key: Reveal) -> None:
         self.results.hear_key(key, encode_announcement(key, SECRETS[key.seat]))
 
 
-def run_at(height: int, **given: Any) -> Run:
+def run_at(height: int, **overrides: Any) -> Run:
     rounds = [builders.header(0)] * 4
     rounds[height % 4] = header_of(height)
     values: dict[str, Any] = {
@@ -162,4 +162,4 @@ def run_at(height: int, **given: Any) -> Run:
         "epoch": 2,
         "config": builders.config(max_round_train_time=15),
     }
-    return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), **(values | given))
+    return builders.run(RunState.ROUND_TRAIN, rounds=tuple(rounds), **(values | overrides))

@@ -43,7 +43,7 @@ def _warned(sim_member: SimMember) -> list[str]:
 
 @pytest.mark.slow
 def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Repository) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         _start(sim, repository, 1, 2)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert sim.model.checkpoint_step == 0
@@ -56,7 +56,7 @@ def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Reposito
         )
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **SHORT)
+    sim = play(tmp_path / "run", scenario, **SHORT)
     assert sim.check() == 24
     assert len(sim.sim_members[0].saw("applied")) == 6
     assert not _warned(sim.sim_members[0])
@@ -71,7 +71,7 @@ def test_upload_continues_during_next_epoch(tmp_path: Path, repository: Reposito
 def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: Repository) -> None:
     """Steps 3, 6, 9 and 12 are saved. The upload of step 3 outlasts the next two epochs."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=60.0)
         await sim.until(lambda run: run.step == 10 and run.state is RunState.WAITING_FOR_MEMBERS)
         assert len(repository.sources) == 0
@@ -79,7 +79,7 @@ def test_newest_waiting_checkpoint_is_uploaded_next(tmp_path: Path, repository: 
         await sim.until(lambda run: run.state is RunState.FINISHED)
         await asyncio.sleep(300)
 
-    sim = play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
+    sim = play(tmp_path / "run", scenario, **ALONE | {"total_steps": 12})
     sim.check()
     assert repository.commits == ["sim-step-12", "sim-step-3", "sim-step-9"]
     assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step12")
@@ -100,14 +100,14 @@ def test_endless_upload_is_abandoned_and_directory_named(
     longest = 300.0
     monkeypatch.setattr(checkpoint_writer, "LONGEST_UPLOAD", longest)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         _start(sim, repository, seconds=10 * longest)
         await sim.until(lambda run: run.state is RunState.FINISHED)
         assert sim.sim_members[0].alive
         await asyncio.sleep(2 * longest)
         assert not sim.sim_members[0].alive
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     assert not repository.sources
     assert (
@@ -125,11 +125,11 @@ def test_refusing_hub_costs_only_the_upload(tmp_path: Path, repository: Reposito
 
     repository.before = refuse
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         _start(sim, repository)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     assert _warned(sim.sim_members[0]) == [
         f"step {step} was not uploaded: {error}" for step, error in zip((3, 6), errors, strict=True)
@@ -149,13 +149,13 @@ def test_upload_after_recorded_directory_is_a_warning(
     uploader's.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         _start(sim, repository, 1, 2, seconds=12.0)
         sim.hub = None
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, init_min_clients=4, rounds_per_epoch=3, total_steps=9)
+    sim = play(tmp_path / "run", scenario, init_min_clients=4, rounds_per_epoch=3, total_steps=9)
     assert sim.check() > 0
     other = sim.place / "kept" / "m3"
     chosen = {steps_before(one.step): one.checkpoint for one in reversed(sim.model.recorded)}
@@ -173,7 +173,7 @@ def test_upload_after_recorded_directory_is_a_warning(
 def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: Repository) -> None:
     """If the run's checkpoint is on the Hub, a member that only writes to a directory keeps it."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = _start(sim, repository, 1, 2)
         await sim.until(
             lambda run: sim.model.checkpoint_step == 4 and run.state is RunState.ROUND_TRAIN
@@ -185,7 +185,7 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
         await sim.kill(sim_members[0])
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, rounds_per_epoch=3, total_steps=15)
+    sim = play(tmp_path / "run", scenario, rounds_per_epoch=3, total_steps=15)
     assert sim.check(dropped=[sim.sim_members[0]]) > 0
     late = sim.sim_members[3]
     assert [event["step"] for event in late.saw("checkpoint")][-1] == 15
@@ -193,20 +193,20 @@ def test_directory_does_not_replace_hub_checkpoint(tmp_path: Path, repository: R
 
 
 def test_lost_checkpoint_reply_is_not_warned(tmp_path: Path, repository: Repository) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None
         repository.before = lambda: setattr(chain, "replies_lost", 1)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     assert sim.model.checkpoint.revision == "sim-step-6"
     assert not _warned(sim.sim_members[0])
 
 
 def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Repository) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         chain = _start(sim, repository)[0].chain
         assert chain is not None
 
@@ -216,7 +216,7 @@ def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Re
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     *untold, last = _warned(sim.sim_members[0])
     assert untold == [
@@ -239,7 +239,7 @@ def test_upload_without_name_leaves_directory_on_chain(
 
     repository.before = refuse
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.hub = Hub("", repository.upload, recordable=False)
         sim.upload_seconds = 1.0
         sim.add(0)
@@ -247,7 +247,7 @@ def test_upload_without_name_leaves_directory_on_chain(
         assert sim.model.checkpoint.repo == str(sim.place / "kept" / "m0" / "sim-step3")
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     assert _warned(sim.sim_members[0]) == ["step 3 was not uploaded: the link has expired"]
     assert [event["path"] for event in sim.sim_members[0].saw("checkpoint")][-1] == "sim-step-6"
@@ -283,13 +283,13 @@ def test_checkpoint_of_ended_epoch_is_past_or_due(
 
 
 def test_second_directory_of_same_step_causes_no_warning(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(2):
             sim.add(0)
         await sim.until_finished()
 
     sim = play(
-        tmp_path, story, rounds_per_epoch=2, total_steps=2, min_clients=2, init_min_clients=2
+        tmp_path, scenario, rounds_per_epoch=2, total_steps=2, min_clients=2, init_min_clients=2
     )
     assert sim.check() > 0
     assert [len(sim_member.saw("checkpoint")) for sim_member in sim.sim_members] == [1, 1]

@@ -50,13 +50,13 @@ def test_archive_without_directory_leaves_no_files(
             raising(RuntimeError("no"))() if len(repository.sources) < 3 else None
         )
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
         sim.saves_checkpoints = False
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     assert sim.model.checkpoint_step == 7
     assert [source.parent.parent for source in repository.sources] == [temporary] * (
@@ -68,7 +68,7 @@ def test_archive_without_directory_leaves_no_files(
 def test_stopped_member_abandons_running_and_waiting_upload(
     tmp_path: Path, repository: Repository, temporary: Path
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
         sim.saves_checkpoints = False
         sim.upload_seconds = 500.0
@@ -80,7 +80,7 @@ def test_stopped_member_abandons_running_and_waiting_upload(
         assert sim.now - before < 2
         assert not _in(temporary)
 
-    play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
+    play(tmp_path / "run", scenario, **ALONE | {"total_steps": 12})
     assert not repository.sources
 
 
@@ -98,13 +98,13 @@ def test_save_with_unexpected_error_is_a_warning(
 
     monkeypatch.setattr(checkpoint_writer, "save", failing)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
         sim.saves_checkpoints = False
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path / "run", story, **ALONE)
+    sim = play(tmp_path / "run", scenario, **ALONE)
     sim.check()
     messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
     failed = [
@@ -123,7 +123,7 @@ def test_old_steps_are_deleted_except_the_uploading_one(
     directories.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.hub = repository.hub
         sim.upload_seconds = 500.0
         sim.add(0)
@@ -132,7 +132,7 @@ def test_old_steps_are_deleted_except_the_uploading_one(
         assert recorded == ["sim-step18", "sim-step15", "sim-step12", "sim-step9"]
         assert _in(sim.place / "kept" / "m0") == sorted(["sim-step3", *recorded])
 
-    play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
+    play(tmp_path / "run", scenario, **ALONE | {"total_steps": 24})
 
 
 @pytest.mark.parametrize(
@@ -143,13 +143,13 @@ def test_old_steps_are_deleted_except_the_recorded_one(
 ) -> None:
     """From step 6 on, no checkpoint can be recorded. The two newest attested ones stay."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.keep_steps = keep_steps
         sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        named = sim.model.checkpoint
-        assert named.kind is CheckpointKind.LOCAL
-        assert named.repo == str(sim.place / "kept" / "m0" / "sim-step3")
+        recorded = sim.model.checkpoint
+        assert recorded.kind is CheckpointKind.LOCAL
+        assert recorded.repo == str(sim.place / "kept" / "m0" / "sim-step3")
         chain = sim.sim_members[0].chain
         assert chain is not None
 
@@ -159,9 +159,9 @@ def test_old_steps_are_deleted_except_the_recorded_one(
         chain.checkpoint = checkpoint  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
         assert _in(sim.place / "kept" / "m0") == sorted(f"sim-step{step}" for step in (3, *newest))
-        assert sim.model.checkpoint == named
+        assert sim.model.checkpoint == recorded
 
-    play(tmp_path / "run", story, **ALONE | {"total_steps": 24})
+    play(tmp_path / "run", scenario, **ALONE | {"total_steps": 24})
 
 
 async def _epoch_from_the_start(sim: SimulatedRun) -> None:
@@ -178,7 +178,7 @@ async def _epoch_from_the_start(sim: SimulatedRun) -> None:
 def test_step_of_rewound_past_is_deleted(tmp_path: Path) -> None:
     """Steps 3 and 6 are saved twice, the second time with what the model has learnt meanwhile."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
@@ -188,31 +188,31 @@ def test_step_of_rewound_past_is_deleted(tmp_path: Path) -> None:
         assert sim.model.checkpoint.repo == str(place / "sim-step3")
         assert (place / "sim-step3" / "model.safetensors").read_bytes() != past["sim-step3"]
         aside = place / "sim-step3.replaced-1"
-        (said,) = [
+        (message,) = [
             event["message"]
             for event in sim.sim_members[0].saw("warning")
             if "another model" in event["message"]
         ]
-        assert f"{place / 'sim-step3'} held another model of step 3" in said
-        assert f": it was moved to {aside}" in said, "it does not guess why the run went back"
+        assert f"{place / 'sim-step3'} held another model of step 3" in message
+        assert f": it was moved to {aside}" in message, "it does not guess why the run went back"
         assert _in(place) == ["sim-step3", "sim-step6", "sim-step7"], (
             "of four that one was the first to go"
         )
         await sim.until_finished()
         assert sim.model.checkpoint.repo == str(place / "sim-step12")
 
-    play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
+    play(tmp_path / "run", scenario, **ALONE | {"total_steps": 12})
 
 
 @pytest.mark.slow
 def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0)
         place = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
-        named = sim.model.checkpoint
+        recorded = sim.model.checkpoint
         past = (place / "sim-step3" / "model.safetensors").read_bytes()
-        assert named.repo == str(place / "sim-step3")
+        assert recorded.repo == str(place / "sim-step3")
         chain = sim.sim_members[0].chain
         assert chain is not None
 
@@ -224,7 +224,7 @@ def test_rewound_step_named_by_chain_is_kept(tmp_path: Path) -> None:
         messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
         assert sum("which holds another model" in message for message in messages) == 1
         assert (place / "sim-step3" / "model.safetensors").read_bytes() == past
-        assert sim.model.checkpoint == named
+        assert sim.model.checkpoint == recorded
         assert _in(place) == ["sim-step3", "sim-step4"], "the pause ended the other epoch early"
 
-    play(tmp_path / "run", story, **ALONE | {"total_steps": 12})
+    play(tmp_path / "run", scenario, **ALONE | {"total_steps": 12})

@@ -27,7 +27,7 @@ def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[flo
     each.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         turns = Downloads(most)
         ended = list[float]()
         clock = asyncio.get_running_loop().time
@@ -54,13 +54,13 @@ def test_stalling_author_leaves_turns_to_others(most: int | None, ends: list[flo
         for task in stalled:
             task.cancel()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_two_stalling_authors_share_half_of_the_slots() -> None:
     """Both have failed once when four other authors' downloads start, which take a second each."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         turns = Downloads(4)
         ended = list[float]()
         clock = asyncio.get_running_loop().time
@@ -87,11 +87,11 @@ def test_two_stalling_authors_share_half_of_the_slots() -> None:
         for task in stalled:
             task.cancel()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_cancelled_download_releases_its_slot() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         turns = Downloads(1)
         holds = asyncio.Event()
 
@@ -110,7 +110,7 @@ def test_cancelled_download_releases_its_slot() -> None:
         async with asyncio.timeout(1), turns.turn(b"b"):
             pass
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_success_makes_up_for_one_failed_download(
 ) -> None:
     """`x` asks before `a`, which never failed, while another download holds the only slot."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         turns = Downloads(1)
         ended = list[str]()
         busy = asyncio.Event()
@@ -147,4 +147,4 @@ def test_success_makes_up_for_one_failed_download(
         await asyncio.gather(*tasks)
         assert "".join(ended) == f"z{order}"
 
-    run_virtual(story())
+    run_virtual(scenario())

@@ -24,11 +24,12 @@ def signed(**changed: object) -> bytes:
     return encode_announcement(commitment_of(None, 0, **changed), SECRETS[0])  # type: ignore[arg-type]
 
 
-def another(said: Commitment) -> dict[str, object]:
+def another(commitment: Commitment) -> dict[str, object]:
     """Return the levels of another result."""
     return {
         "levels": {
-            level: payload._replace(blake3=b"x" * 32) for level, payload in said.levels.items()
+            level: payload._replace(blake3=b"x" * 32)
+            for level, payload in commitment.levels.items()
         }
     }
 
@@ -64,15 +65,15 @@ def test_equivocation_proof_with_changed_byte_fails(at: int, value: int) -> None
 @pytest.mark.slow
 def test_evidence_is_bounded_and_one_pair_per_share() -> None:
     inbox = ResultInbox()
-    kept = Evidence(inbox.ports.events)
+    store = Evidence(inbox.ports.events)
     for height in range(evidence.MOST + 5):
-        said = commitment_of(None, 0, height)
+        commitment = commitment_of(None, 0, height)
         pair = (
-            encode_announcement(said, SECRETS[0]),
-            signed(height=height, step=height + 1, **another(said)),
+            encode_announcement(commitment, SECRETS[0]),
+            signed(height=height, step=height + 1, **another(commitment)),
         )
-        kept.add(said, *pair), kept.add(said, *pair)
-    assert len(kept.pairs) == evidence.MOST
+        store.add(commitment, *pair), store.add(commitment, *pair)
+    assert len(store.pairs) == evidence.MOST
     assert len([e for e in inbox.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
 
 
@@ -81,14 +82,14 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     missing ones.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 1, 2)]
         await sim.until_round(1)
 
-        async def offer_inconsistently(said: Commitment, transport: SimTransport) -> None:
+        async def offer_inconsistently(commitment: Commitment, transport: SimTransport) -> None:
             faces = (
-                sign(sim_members[0], said),
-                sign(sim_members[0], other_result(sim, said, transport)),
+                sign(sim_members[0], commitment),
+                sign(sim_members[0], other_result(sim, commitment, transport)),
             )
             for index, peer in enumerate(sorted(transport.reachable())):
                 transport.tell(peer, faces[index % 2])
@@ -97,7 +98,7 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
         falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=5, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, init_min_clients=5, rounds_per_epoch=4)
     liar, *honest = sim.sim_members
     assert sim.compare(honest) > 0
     check_evidence(liar, honest)
@@ -105,19 +106,19 @@ def test_partial_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
 
 
 def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
 
-        async def both(said: Commitment, transport: SimTransport) -> None:
-            tell_all(transport, sign(sim_members[0], said))
-            tell_all(transport, sign(sim_members[0], other_result(sim, said, transport)))
+        async def both(commitment: Commitment, transport: SimTransport) -> None:
+            tell_all(transport, sign(sim_members[0], commitment))
+            tell_all(transport, sign(sim_members[0], other_result(sim, commitment, transport)))
 
         lie: Lie = both
         falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4)
     check_evidence(sim.sim_members[0], sim.sim_members[1:])
     check_ejected(sim, sim.sim_members[0], sim.sim_members[1:])
 
@@ -135,8 +136,8 @@ def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
 
 def check_ejected(sim: SimulatedRun, liar: SimMember, honest: list[SimMember]) -> None:
     """Check that one member submitted the proof and that the program ejected the liar."""
-    told = [event for sim_member in honest for event in sim_member.saw("ejected")]
-    assert [event["seat"] for event in told] == [seat_of(liar)]
+    events = [event for sim_member in honest for event in sim_member.saw("ejected")]
+    assert [event["seat"] for event in events] == [seat_of(liar)]
     weights = {
         sim_member.id: seat.weight
         for sim_member in sim.sim_members

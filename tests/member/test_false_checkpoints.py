@@ -37,15 +37,15 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
     them.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         honest = sim.add(0)
-        kept = sim.place / "kept" / "m0"
+        directory = sim.place / "kept" / "m0"
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         _name_falsely(sim, "/etc")
         await sim.until(lambda run: run.epoch == 5 and run.state is RunState.ROUND_TRAIN)
         steps = ("sim-step12", "sim-step15", "sim-step6", "sim-step9")
-        assert tuple(sorted(path.name for path in kept.iterdir())) == steps
-        assert sim.model.checkpoint.repo == str(kept / "sim-step15")
+        assert tuple(sorted(path.name for path in directory.iterdir())) == steps
+        assert sim.model.checkpoint.repo == str(directory / "sim-step15")
         assert not _warned(honest)
         await sim.kill(honest)
         honest.events.clear()
@@ -54,7 +54,7 @@ def test_next_directory_replaces_false_place_and_feeds_restart(tmp_path: Path) -
         assert [event["source"] for event in honest.saw("model")] == ["the checkpoint"]
         assert not [message for message in _warned(honest) if "cannot get the model" in message]
 
-    play(tmp_path, story, **ALONE | {"total_steps": 24})
+    play(tmp_path, scenario, **ALONE | {"total_steps": 24})
 
 
 def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
     other.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         keeper = sim.add(0)
         sim.saves_checkpoints = False
         other = sim.add(1)
@@ -83,7 +83,7 @@ def test_falsely_named_step_is_taken_from_members(tmp_path: Path) -> None:
         assert min(event["step"] for event in other.saw("applied")) == 4, "no attested step is lost"
 
     sim = play(
-        tmp_path, story, rounds_per_epoch=3, total_steps=12, min_clients=2, init_min_clients=2
+        tmp_path, scenario, rounds_per_epoch=3, total_steps=12, min_clients=2, init_min_clients=2
     )
     assert sim.compare(sim.sim_members) > 0
 
@@ -114,7 +114,7 @@ def test_directory_replaces_only_false_place(
         if answer is not None:
             raise answer
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.read_hub = read
         sim.upload_seconds = 1.0
         owner = SimMember("m0", 0, sim.owner, sim.owner, 1.0)
@@ -133,11 +133,11 @@ def test_directory_replaces_only_false_place(
             "neither a good place nor one without an answer is read in every epoch"
         )
 
-    play(tmp_path, story, **ALONE | {"total_steps": 12})
+    play(tmp_path, scenario, **ALONE | {"total_steps": 12})
 
 
 def test_upload_replaces_false_place_in_next_epoch(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.hub = Repository(tmp_path / "hub").hub
         sim.upload_seconds = 1.0
         sim.add(0)
@@ -149,4 +149,4 @@ def test_upload_replaces_false_place_in_next_epoch(tmp_path: Path) -> None:
             "sim-step-6",
         )
 
-    play(tmp_path / "run", story, **ALONE)
+    play(tmp_path / "run", scenario, **ALONE)

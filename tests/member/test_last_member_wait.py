@@ -50,7 +50,7 @@ def _has_attested(sim: SimulatedRun, sim_member: SimMember) -> bool:
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first, last = await _stop_in_turn(sim)
         saved = last.saw("stopped")[0]["step"]
         sim.start(first)
@@ -64,7 +64,7 @@ def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int
         assert len(_waits(first)) == 1
         assert not _waits(last)
 
-    sim = play(tmp_path, story, **_PAIR | {"overlap": overlap})
+    sim = play(tmp_path, scenario, **_PAIR | {"overlap": overlap})
     warnings = [e["message"] for member in sim.sim_members for e in member.saw("warning")]
     assert not [message for message in warnings if "only a copy" in message]
     assert sim.compare(sim.sim_members)
@@ -74,7 +74,7 @@ def test_first_member_back_leaves_epoch_to_last_one(tmp_path: Path, overlap: int
 def test_first_member_back_stays_when_attested_round_closes(tmp_path: Path) -> None:
     """That round makes a step after the first member came back, and no other round does."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         last = sim.add(0)
         await sim.until_round(2)
@@ -92,14 +92,14 @@ def test_first_member_back_stays_when_attested_round_closes(tmp_path: Path) -> N
         assert first.saw("finished")
         assert not any(event.get("leaves") for event in first.saw("waiting"))
 
-    play(tmp_path, story, **_PAIR | {"min_round_time": 10})
+    play(tmp_path, scenario, **_PAIR | {"min_round_time": 10})
 
 
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_last_member_saves_results_of_member_that_left(tmp_path: Path, overlap: int) -> None:
     """The running round, in which the last member has attested, counts a result of the first."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         last = sim.add(0)
         await sim.until_round(3)
@@ -120,14 +120,14 @@ def test_last_member_saves_results_of_member_that_left(tmp_path: Path, overlap: 
         assert applied["results"] == 2
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **_PAIR | {"overlap": overlap, "min_round_time": 10})
+    sim = play(tmp_path, scenario, **_PAIR | {"overlap": overlap, "min_round_time": 10})
     assert sim.compare(sim.sim_members)
 
 
 def test_last_of_three_saves_only_a_copy(tmp_path: Path) -> None:
     """Two members that left still count in the committee, so the last one attests nothing."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first, second, last = [sim.add(0) for _ in range(3)]
         await sim.until_round(2)
         for sim_member in (first, second):
@@ -141,7 +141,7 @@ def test_last_of_three_saves_only_a_copy(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1, limit=300)
         assert not _waits(first)
 
-    play(tmp_path, story, **_PAIR | {"init_min_clients": 3})
+    play(tmp_path, scenario, **_PAIR | {"init_min_clients": 3})
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_members_stopped_in_same_moment_lose_no_step(
     began, in seconds.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         pair = [sim.add(0), sim.add(0)]
         await sim.until_round(3)
         await asyncio.sleep(later)
@@ -177,7 +177,7 @@ def test_members_stopped_in_same_moment_lose_no_step(
         assert (sim.run.trained_steps, sim.run.levels_attested) == (stopped["step"], 0b111)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **_PAIR | {"overlap": overlap, "min_round_time": 3})
+    sim = play(tmp_path, scenario, **_PAIR | {"overlap": overlap, "min_round_time": 3})
     warnings = [e["message"] for member in sim.sim_members for e in member.saw("warning")]
     assert not [message for message in warnings if "lost" in message]
     assert sim.compare(sim.sim_members)
@@ -186,7 +186,7 @@ def test_members_stopped_in_same_moment_lose_no_step(
 def test_three_members_stopped_in_same_moment_save_copies(tmp_path: Path) -> None:
     """One of three cannot attest alone, so none of them waits for the others."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         members = [sim.add(0) for _ in range(3)]
         await sim.until_round(3)
         await asyncio.gather(*(sim.stop(sim_member) for sim_member in members))
@@ -197,13 +197,13 @@ def test_three_members_stopped_in_same_moment_save_copies(tmp_path: Path) -> Non
             assert not stopped["continues"]
             assert Path(stopped["path"]).is_dir()  # noqa: ASYNC240  # the clock is virtual
 
-    play(tmp_path, story, **_PAIR | {"init_min_clients": 3})
+    play(tmp_path, scenario, **_PAIR | {"init_min_clients": 3})
 
 
 def test_members_stopped_while_chain_is_away_lose_no_step(tmp_path: Path) -> None:
     """Neither can leave, so both still have their seats when the chain answers again."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         last = sim.add(0)
         await sim.until(lambda _: bool(first.saw("applied", height=1)))
@@ -224,13 +224,13 @@ def test_members_stopped_while_chain_is_away_lose_no_step(tmp_path: Path) -> Non
         warnings = [event["message"] for event in (*first.saw("warning"), *last.saw("warning"))]
         assert not [message for message in warnings if "lost" in message]
 
-    play(tmp_path, story, **_PAIR | {"overlap": 0, "init_min_clients": 1})
+    play(tmp_path, scenario, **_PAIR | {"overlap": 0, "init_min_clients": 1})
 
 
 def test_copy_saved_while_chain_is_away_counts_as_loss(tmp_path: Path) -> None:
     """The last results cannot be applied, because the chain has the attestations of them."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         last = sim.add(0)
         await sim.until_round(3)
@@ -245,7 +245,7 @@ def test_copy_saved_while_chain_is_away_counts_as_loss(tmp_path: Path) -> None:
         assert stake is not None
         assert stake.goes_back
 
-    play(tmp_path, story, **_PAIR | {"min_round_time": 3})
+    play(tmp_path, scenario, **_PAIR | {"min_round_time": 3})
 
 
 def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_members_that_share_directory_have_own_marks(tmp_path: Path) -> None:
 def test_newcomers_do_not_end_epoch_by_joining(tmp_path: Path) -> None:
     """Every join also makes the program perform a due transition."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first, last = await _stop_in_turn(sim)
         saved = last.saw("stopped")[0]["step"]
         sim.start(first)
@@ -271,13 +271,13 @@ def test_newcomers_do_not_end_epoch_by_joining(tmp_path: Path) -> None:
         assert (sim.run.trained_steps, sim.run.levels_attested) == (saved, 0b111)
         await sim.until_finished()
 
-    play(tmp_path, story, **_PAIR)
+    play(tmp_path, scenario, **_PAIR)
 
 
 def test_overdue_cooldown_waits_for_resumed_member(tmp_path: Path) -> None:
     """Someone's tick has begun the cooldown when the last member is back."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first, last = await _stop_in_turn(sim)
         saved = last.saw("stopped")[0]["step"]
         sim.start(first)
@@ -289,7 +289,7 @@ def test_overdue_cooldown_waits_for_resumed_member(tmp_path: Path) -> None:
         assert (sim.run.trained_steps, sim.run.levels_attested) == (saved, 0b111)
         await sim.until_finished()
 
-    play(tmp_path, story, **_PAIR)
+    play(tmp_path, scenario, **_PAIR)
 
 
 def test_attested_epoch_without_checkpoint_waits(
@@ -298,7 +298,7 @@ def test_attested_epoch_without_checkpoint_waits(
     """After the epoch, the member would join without a model."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         last = sim.add(0)
         await sim.until_round(2)
         disk.full = True
@@ -318,7 +318,7 @@ def test_attested_epoch_without_checkpoint_waits(
             messages = [message for message in messages if _NAMES_WAIT not in message]
             assert not any("only a copy" in message or "lost" in message for message in messages)
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)
 
 
 def test_wait_for_last_member_ends_after_limit(
@@ -329,7 +329,7 @@ def test_wait_for_last_member_ends_after_limit(
     for module in (deadlines, ticker):
         monkeypatch.setattr(module, "HOLDERS_WAIT", limit)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first, last = await _stop_in_turn(sim, kill=True)
         stranger = sim.add(0)
         sim.start(first)
@@ -341,4 +341,4 @@ def test_wait_for_last_member_ends_after_limit(
         assert seat is not None
         assert sim.members.seats[seat].state is not MemberState.HEALTHY
 
-    play(tmp_path, story, **_PAIR)
+    play(tmp_path, scenario, **_PAIR)

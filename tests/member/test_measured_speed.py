@@ -34,17 +34,17 @@ def origin(micro: int = MICRO, config: LlamaConfig = LONG) -> Origin:
 
 def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
     """Return a replica on a machine of this speed, and the shapes that it trains on."""
-    made = origin()
-    replica = made.stand_in()
-    seen: list[tuple[int, ...]] = []
+    model_origin = origin()
+    replica = model_origin.stand_in()
+    passes: list[tuple[int, ...]] = []
 
     def work(_: object, inputs: tuple[torch.Tensor, object]) -> None:
         rows, length = inputs[0].shape
-        seen.append((rows, length + 1))  # the last token is only a target
+        passes.append((rows, length + 1))  # the last token is only a target
         CLOCK["now"] += rows * (length + 1) * seconds_per_token
 
     replica.model.get_submodule("model").register_forward_pre_hook(work)
-    return replica, seen
+    return replica, passes
 
 
 @pytest.mark.parametrize(
@@ -52,25 +52,25 @@ def machine(seconds_per_token: float) -> tuple[Replica, list[tuple[int, ...]]]:
 )
 def test_measuring_ends_in_time_on_fast_and_slow_machines(seconds_per_token: float) -> None:
     """A micro-batch takes from 0.2 seconds to 14 minutes on these machines."""
-    replica, seen = machine(seconds_per_token)
+    replica, passes = machine(seconds_per_token)
     began = CLOCK["now"]
     weight = replica.measure_weight(SEQ_LEN, 8.0)
     assert CLOCK["now"] - began <= 8.0
     assert weight == max(1, round(60 / (seconds_per_token * SEQ_LEN)))
-    assert seen[0] == (1, 32)
-    assert (seen[-2:] == [(MICRO, SEQ_LEN)] * 2) is (seconds_per_token < 1e-4)
+    assert passes[0] == (1, 32)
+    assert (passes[-2:] == [(MICRO, SEQ_LEN)] * 2) is (seconds_per_token < 1e-4)
 
 
 def test_slow_first_pass_is_measured_again() -> None:
-    replica, seen = machine(1.0)
+    replica, passes = machine(1.0)
     assert replica.measure_weight(SEQ_LEN, 8.0) == 1
-    assert seen == [(1, 32), (1, 32)]
+    assert passes == [(1, 32), (1, 32)]
 
 
 @pytest.mark.parametrize(("micro", "seq_len"), [(1, 16), (3, 16), (4, 100)])
 def test_measured_pass_equals_micro_batch_of_run(micro: int, seq_len: int) -> None:
-    made = origin(micro, LONG)
-    replica = made.stand_in()
+    model_origin = origin(micro, LONG)
+    replica = model_origin.stand_in()
     shapes: list[torch.Size] = []
     replica.model.get_submodule("model").register_forward_pre_hook(
         lambda _, inputs: shapes.append(inputs[0].shape)
@@ -81,13 +81,15 @@ def test_measured_pass_equals_micro_batch_of_run(micro: int, seq_len: int) -> No
 
 
 def test_stand_in_weights_have_right_shapes_and_train() -> None:
-    made = origin()
-    weights = made._weights_like_new()
+    model_origin = origin()
+    weights = model_origin._weights_like_new()
     assert {name: tuple(tensor.shape) for name, tensor in weights.items()} == LONG.parameter_shapes(
         0
     )
-    assert made.schema.state.parameters() == sum(tensor.numel() for tensor in weights.values())
-    assert torch.isfinite(made.replica(weights).model.loss(torch.arange(64).view(1, 64)))
+    assert model_origin.schema.state.parameters() == sum(
+        tensor.numel() for tensor in weights.values()
+    )
+    assert torch.isfinite(model_origin.replica(weights).model.loss(torch.arange(64).view(1, 64)))
 
 
 @pytest.mark.parametrize(
@@ -113,8 +115,8 @@ def test_slow_measurement_is_reported_and_abandoned(
             inbox.ports, inbox.role, compute, origin(), SEQ_LEN
         ), inbox.events
 
-    found, events = run_virtual(measure())
-    assert found == weight
+    result, events = run_virtual(measure())
+    assert result == weight
     assert [event["kind"] for event in events if event["kind"] != "warning"] == [
         "measuring",
         "measured",
@@ -128,7 +130,7 @@ def test_slow_measurement_is_reported_and_abandoned(
 
 
 @pytest.mark.parametrize(
-    ("weight", "least", "share", "told"),
+    ("weight", "least", "share", "share_time"),
     [
         (
             60,
@@ -142,7 +144,7 @@ def test_slow_measurement_is_reported_and_abandoned(
     ],
 )
 def test_too_slow_machine_is_warned_before_join(
-    monkeypatch: pytest.MonkeyPatch, weight: int, least: int, share: int, told: str
+    monkeypatch: pytest.MonkeyPatch, weight: int, least: int, share: int, share_time: str
 ) -> None:
     count = 2 if least != 2 else 1
     seats = {
@@ -168,17 +170,19 @@ def test_too_slow_machine_is_warned_before_join(
         )
         return inbox.events
 
-    said = [str(event["message"]) for event in run_virtual(measure()) if event["kind"] == "warning"]
-    assert len(said) == bool(told)
-    for sentence in said:
+    messages = [
+        str(event["message"]) for event in run_virtual(measure()) if event["kind"] == "warning"
+    ]
+    assert len(messages) == bool(share_time)
+    for sentence in messages:
         assert (
-            f"its share of a round would be {told}, but a round leaves at most 20 s for it"
+            f"its share of a round would be {share_time}, but a round leaves at most 20 s for it"
             in sentence
         )
         assert "a higher --matformer-tier), another --device" in sentence
     assert all(
         one in sentence
-        for sentence in said
+        for sentence in messages
         for one in ("--micro-batch-size", "max_round_train_time")
     )
 

@@ -35,7 +35,7 @@ def _witness(sim: SimulatedRun) -> SimMember:
 def test_leaving_witness_does_not_delay_round(tmp_path: Path, leavers: int) -> None:
     """The next in line attests at once, not when the round's time is up."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
         await sim.until_round(2)
@@ -50,7 +50,7 @@ def test_leaving_witness_does_not_delay_round(tmp_path: Path, leavers: int) -> N
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         witness_nodes=1,
         max_round_train_time=100,
         init_min_clients=4,
@@ -61,7 +61,7 @@ def test_leaving_witness_does_not_delay_round(tmp_path: Path, leavers: int) -> N
 
 
 def test_leaving_witness_in_warm_up_delays_nobody(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -70,13 +70,13 @@ def test_leaving_witness_in_warm_up_delays_nobody(tmp_path: Path) -> None:
         await sim.until_round(1)
         assert sim.now - began < 40
 
-    play(tmp_path, story, witness_nodes=1, warmup_time=100, init_min_clients=4)
+    play(tmp_path, scenario, witness_nodes=1, warmup_time=100, init_min_clients=4)
 
 
 def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None:
     """The first round shows it on chain. The other members train its sequences again."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         began = sim.now
@@ -87,7 +87,7 @@ def test_death_in_warm_up_drops_member_after_first_round(tmp_path: Path) -> None
         assert [epoch for epoch, _ in sim.record.dropped] == [0]
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=100, init_min_clients=4, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, warmup_time=100, init_min_clients=4, rounds_per_epoch=4)
     assert sim.check(dropped=[sim.sim_members[1]]) > 0
     assert sim.run.lost_sequences == 0
 
@@ -98,7 +98,7 @@ def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
     async def refused(*_: object, **__: object) -> None:
         raise refusal("InsufficientFunds", "the wallet is empty")
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         poor, *_ = [sim.add(tier) for tier in (0, 1, 2)]
         assert poor.chain is not None
         poor.chain.witness = poor.chain.warmup_witness = refused  # type: ignore[method-assign]
@@ -106,27 +106,27 @@ def test_refused_attestation_is_retried_with_backoff(tmp_path: Path) -> None:
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         min_clients=3,
         max_round_train_time=20,
         round_witness_time=10,
         warmup_time=60,
         rounds_per_epoch=3,
     )
-    said = Counter(
+    message_counts = Counter(
         event["message"]
         for event in sim.sim_members[0].saw("warning")
         if "was refused" in event["message"]
     )
-    assert len(said) == 5, "of the warm-up and of four rounds"
-    assert max(said.values()) <= 6
+    assert len(message_counts) == 5, "of the warm-up and of four rounds"
+    assert max(message_counts.values()) <= 6
 
 
 @pytest.mark.slow
 def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
     """The other holder of level 0 attests it, so no level returns to the checkpoint."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         await sim.kill(sim_members[1])
@@ -139,7 +139,7 @@ def test_holder_dying_in_cooldown_leaves_model_attested(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 2)
         assert sim.model.checkpoint_step == sim.run.step
 
-    sim = play(tmp_path, story, init_min_clients=3, rounds_per_epoch=3, total_steps=100)
+    sim = play(tmp_path, scenario, init_min_clients=3, rounds_per_epoch=3, total_steps=100)
     for sim_member in (sim.sim_members[0], *sim.sim_members[2:]):
         assert [event["source"] for event in sim_member.saw("model")] == [
             "the checkpoint",
@@ -156,7 +156,7 @@ def test_level_lost_before_checkpoint_does_not_block_run(
     level 0.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.upload_seconds = 1e6
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.COOLDOWN and run.levels_attested == 0b111)
@@ -173,20 +173,22 @@ def test_level_lost_before_checkpoint_does_not_block_run(
         assert sim.model.checkpoint_step == 0 < sim.run.step
         await sim.until_finished()
 
-    assert play(tmp_path, story, init_min_clients=2, rounds_per_epoch=3, total_steps=9).check() > 0
+    assert (
+        play(tmp_path, scenario, init_min_clients=2, rounds_per_epoch=3, total_steps=9).check() > 0
+    )
 
 
 @pytest.mark.slow
 def test_newcomer_reports_wait_for_absent_holder_once(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         await sim.until_round(1, epoch=1)
         await sim.kill(first)
         second = sim.add(0)
 
         def waits() -> list[str]:
-            told = [event["message"] for event in second.saw("warning")]
-            return [message for message in told if message.startswith("the run waits for ")]
+            messages = [event["message"] for event in second.saw("warning")]
+            return [message for message in messages if message.startswith("the run waits for ")]
 
         await sim.until(lambda run: bool(waits()))
         await asyncio.sleep(600)
@@ -194,7 +196,7 @@ def test_newcomer_reports_wait_for_absent_holder_once(tmp_path: Path) -> None:
         assert "a member that trained before (after 24 hours, any member)" in message
         assert "aftermath-solana rewind --run-id" in message
 
-    play(tmp_path, story, **{**ALONE, "total_steps": 60})
+    play(tmp_path, scenario, **{**ALONE, "total_steps": 60})
 
 
 @pytest.mark.slow
@@ -203,7 +205,7 @@ def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
     model.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
         idle = sim_members[3].member
         assert idle is not None
@@ -228,7 +230,7 @@ def test_stall_of_all_members_drops_nobody(tmp_path: Path) -> None:
     batch = {"global_batch_size_start": 10, "global_batch_size_end": 10}
     sim = play(
         tmp_path,
-        story,
+        scenario,
         overlap=0,
         max_round_train_time=15,
         init_min_clients=4,
@@ -249,7 +251,7 @@ def test_member_attesting_its_withheld_share_is_dropped(
     announce = Announcing.announce
     withheld: list[int] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         _, _, _, sly = [sim.add(tier) for tier in (0, 1, 2, 2)]
 
         async def announced_by_others(
@@ -266,7 +268,7 @@ def test_member_attesting_its_withheld_share_is_dropped(
     long = {"global_batch_size_start": 1, "global_batch_size_end": 1, "total_steps": 100}
     sim = play(
         tmp_path,
-        story,
+        scenario,
         overlap=0,
         max_round_train_time=15,
         init_min_clients=4,
@@ -284,7 +286,7 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
     dropped.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.detects_stalls = True
         slow, *quick = [sim.add(tier, seconds) for tier, seconds in ((0, 1.0), (1, 0.2), (2, 0.2))]
         for stopped in (30.0, 11.0, 13.0, 90.0):
@@ -298,7 +300,7 @@ def test_round_finishes_when_all_suspended_members_resume(tmp_path: Path, overla
     batch = {"global_batch_size_start": 12, "global_batch_size_end": 12}
     sim = play(
         tmp_path,
-        story,
+        scenario,
         overlap=overlap,
         max_round_train_time=12,
         rounds_per_epoch=24,

@@ -75,7 +75,7 @@ def seat_of(sim: SimulatedRun, sim_member: SimMember) -> int:
 def cheating_run(directory: Path, cheat: Cheat, optimizer: dict[str, Any] | None) -> SimulatedRun:
     """Play a run of five members, one of which cheats from round 1 until it is ejected."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         members = [sim.add(0) for _ in range(5)]
         await sim.until_round(1)
         corrupt_member(members[-1], cheat)
@@ -85,7 +85,7 @@ def cheating_run(directory: Path, cheat: Cheat, optimizer: dict[str, Any] | None
         await sim.kill(members[-1])
         await sim.until_finished()
 
-    return play(directory, story, optimizer=optimizer, **RULES)
+    return play(directory, scenario, optimizer=optimizer, **RULES)
 
 
 # --- honest members
@@ -96,21 +96,21 @@ def cheating_run(directory: Path, cheat: Cheat, optimizer: dict[str, Any] | None
 def test_honest_results_of_all_tiers_match(
     tmp_path: Path, optimizer: dict[str, Any] | None, overlap: int
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 0, 0, 0, 1):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap, **RULES)
+    sim = play(tmp_path, scenario, optimizer=optimizer, overlap=overlap, **RULES)
     assert sim.check() > 0
-    found = verdicts(sim)
-    late = [event["why"] for event in found if event["verdict"] != "match"]
+    events = verdicts(sim)
+    late = [event["why"] for event in events if event["verdict"] != "match"]
     # The last draw of an epoch may come too late for a replay.
     assert set(late) <= {LATE}
-    assert len(late) < len(found) / 4
+    assert len(late) < len(events) / 4
     # In the first epoch nobody is established, so nothing is drawn.
-    assert {event["epoch"] for event in found} == {1}
-    assert {event["seat"] for event in found} == {seat_of(sim, one) for one in sim.sim_members}
+    assert {event["epoch"] for event in events} == {1}
+    assert {event["seat"] for event in events} == {seat_of(sim, one) for one in sim.sim_members}
     assert not any(one.saw("case_opened") for one in sim.sim_members)
 
 
@@ -159,7 +159,7 @@ def test_other_devices_abstain_from_bf16_results(
 @pytest.mark.slow
 def test_restarted_member_serves_its_restored_state(tmp_path: Path) -> None:
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         members = [sim.add(0) for _ in range(4)]  # so all of them are drawn in a round
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
@@ -168,7 +168,7 @@ def test_restarted_member_serves_its_restored_state(tmp_path: Path) -> None:
         sim.start(members[-1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES)
     assert sim.check() > 0
     *_, restarted = sim.sim_members
     assert restarted.saw("remembered", epoch=1)
@@ -186,12 +186,12 @@ def test_audits_begin_no_replay_without_percentage(
 
     monkeypatch.setattr(judge, "replay", never)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
             sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **RULES | {"verification_percent": 0})
+    sim = play(tmp_path, scenario, **RULES | {"verification_percent": 0})
     assert sim.check() > 0
     assert not verdicts(sim)
 
@@ -310,12 +310,12 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(judge, "replay", replay)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
             sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **RULES)
+    sim = play(tmp_path, scenario, **RULES)
     assert sim.check() > 0
     assert calls > 0
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
@@ -329,12 +329,12 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
 def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "free_bytes", lambda device: 0)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
             sim.add(0)
         await sim.until(lambda run: run.epoch == 1 and run.current.height == 6)
 
-    sim = play(tmp_path, story, **RULES)
+    sim = play(tmp_path, scenario, **RULES)
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
     assert "too little memory" in verdicts(sim)[0]["why"]
 
@@ -354,7 +354,7 @@ def test_member_that_cannot_keep_its_state_leaves_epoch(
 
     monkeypatch.setattr(state_roots, "copy_state", copy)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         *_, last = [sim.add(0) for _ in range(5)]
         await sim.until_round(1)
         assert last.member is not None
@@ -362,7 +362,7 @@ def test_member_that_cannot_keep_its_state_leaves_epoch(
         full.append(last.member._replica.optimizer)
         await sim.until(lambda run: run.epoch == 1 and run.current.height == 2)
 
-    sim = play(tmp_path, story, **RULES)
+    sim = play(tmp_path, scenario, **RULES)
     *_, last = sim.sim_members
     assert any("cannot keep the optimizer state" in e["message"] for e in last.saw("warning"))
     assert not verdicts(sim, verdict="mismatch")
@@ -409,7 +409,7 @@ def test_cheating_member_is_ejected_and_others_train_on(
 def test_member_serving_no_juror_is_convicted(tmp_path: Path) -> None:
     """The auditor lends the jury what it fetched before it opened the case."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         *honest, cheating = [sim.add(0) for _ in range(5)]
         await sim.until_round(1)
         corrupt_member(cheating, skip_half)
@@ -426,7 +426,7 @@ def test_member_serving_no_juror_is_convicted(tmp_path: Path) -> None:
         seat = seat_of(sim, cheating)
         await sim.until(lambda _: sim.members.seats[seat].state is MemberState.EJECTED)
 
-    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES)
     votes = verdicts(sim, verdict="mismatch", is_vote=True)
     assert len(votes) >= 2
 
@@ -483,7 +483,7 @@ def test_member_serving_no_state_is_dropped_and_keeps_bond(tmp_path: Path) -> No
     async def refuse(peer: bytes, body: bytes) -> bytes:
         raise RequestRefused("no")
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         nonlocal dropped
         *_, silent = [sim.add(0) for _ in range(5)]
         await sim.until_round(0)
@@ -495,7 +495,7 @@ def test_member_serving_no_state_is_dropped_and_keeps_bond(tmp_path: Path) -> No
         await sim.kill(silent)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **RULES)
+    sim = play(tmp_path, scenario, **RULES)
     *honest, silent = sim.sim_members
     assert dropped
     assert sim.check(dropped=[silent]) > 0

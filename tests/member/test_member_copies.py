@@ -51,51 +51,56 @@ def copies(
     """Wait for the victim's announcement or its key, and announce the same result as one's own."""
     tasks: list[asyncio.Task[None]] = []
 
-    async def wait(said: Commitment, transport: SimTransport) -> None:
+    async def wait(commitment: Commitment, transport: SimTransport) -> None:
         member = copier.member
         assert member is not None
         while True:
-            for theirs in member._results.candidates(said.height, seat_of(victim)):
+            for theirs in member._results.candidates(commitment.height, seat_of(victim)):
                 if not opened or theirs.key:
                     await asyncio.sleep(0.2)  # time to fetch the payloads
                     tell_all(
                         transport,
                         sign(
                             copier,
-                            copied(said, theirs.commitment, getattr(theirs, "key", b""), transport),
+                            copied(
+                                commitment,
+                                theirs.commitment,
+                                getattr(theirs, "key", b""),
+                                transport,
+                            ),
                         ),
                     )
                     return
             await asyncio.sleep(0.05)
 
-    async def lie(said: Commitment, transport: SimTransport) -> None:
-        tasks.append(asyncio.ensure_future(wait(said, transport)))
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
+        tasks.append(asyncio.ensure_future(wait(commitment, transport)))
 
     return lie
 
 
 def the_bytes(
-    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+    commitment: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
-    return msgspec.structs.replace(said, levels=theirs.levels)
+    return msgspec.structs.replace(commitment, levels=theirs.levels)
 
 
 def the_bytes_and_the_seal(
-    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+    commitment: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
-    return msgspec.structs.replace(said, levels=theirs.levels, seal=theirs.seal)
+    return msgspec.structs.replace(commitment, levels=theirs.levels, seal=theirs.seal)
 
 
 def the_work(
-    said: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
+    commitment: Commitment, theirs: Commitment, key: bytes, transport: SimTransport
 ) -> Commitment:
     """Return a result masked under the copier's own seal: a valid commitment."""
-    own = key_of(_SECRETS[said.sender], said.place)
+    own = key_of(_SECRETS[commitment.sender], commitment.place)
     levels = {}
     for level, payload in theirs.levels.items():
         data = masked(masked(transport._blobs[payload.blake3], key, level), own, level)
         levels[level] = LevelPayload(transport.publish(data), len(data))
-    return msgspec.structs.replace(said, levels=levels)
+    return msgspec.structs.replace(commitment, levels=levels)
 
 
 def _an_epoch(
@@ -103,14 +108,14 @@ def _an_epoch(
 ) -> SimulatedRun:
     """Run one epoch of tiers 0, 1, 2 and 0. The first member attacks from round 1 on."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         _SECRETS.update({sim_member.id: sim_member.identity.secret() for sim_member in sim_members})
         await sim.until_round(1)
         hostile(sim, sim_members)
         await sim.until(lambda run: run.epoch == 1)
 
-    return play(place, story, init_min_clients=4, rounds_per_epoch=4, **rules)
+    return play(place, scenario, init_min_clients=4, rounds_per_epoch=4, **rules)
 
 
 def _honest_are_whole(sim: SimulatedRun) -> None:
@@ -170,7 +175,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
     rounds: set[int] = set()
     credited: set[int] = set()
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0, 1)]
 
         def look() -> None:
@@ -192,7 +197,7 @@ def test_copied_result_with_lying_witness_is_not_credited(tmp_path: Path) -> Non
         )
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=5)
+    sim = play(tmp_path, scenario, init_min_clients=5)
     assert sim.check(hostile=sim.sim_members[:2]) > 0
     assert rounds
     assert not credited
@@ -309,12 +314,14 @@ def test_witness_never_closing_delays_nobody(tmp_path: Path, overlap: int) -> No
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 @pytest.mark.parametrize("count", [1, 2])
 def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: int) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in range(count):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=overlap, init_min_clients=count, min_clients=count, **SHORT)
+    sim = play(
+        tmp_path, scenario, overlap=overlap, init_min_clients=count, min_clients=count, **SHORT
+    )
     sim.check()
     assert not sim.record.dropped
     assert sim.run.lost_sequences == 0
@@ -328,7 +335,7 @@ def test_small_runs_reveal_their_results(tmp_path: Path, count: int, overlap: in
 def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
     """It has only its secret left. The result still counts."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         await sim.until(lambda run: bool(sim_members[3].saw("trained", height=1)))
@@ -341,7 +348,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 
     credited: list[bool] = []
-    sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, init_min_clients=4, rounds_per_epoch=4)
     assert credited == [True]
     sim.check(dropped=[sim.sim_members[3]])
 
@@ -350,7 +357,7 @@ def test_restarted_member_reveals_earlier_commitment(tmp_path: Path) -> None:
 
 
 def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         judge = Invariants(sim, Faults(sim, None, None))  # type: ignore[arg-type]
@@ -360,4 +367,4 @@ def test_closing_on_timely_member_violates_invariant(tmp_path: Path) -> None:
         with pytest.raises(InvariantBroken, match=r"got the result of .* after it had closed"):
             judge.check_now()
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)

@@ -32,7 +32,7 @@ async def _drop(sim: SimulatedRun, first: int) -> SimMember:
 def test_dropped_last_holder_of_level_saves_copy(
     tmp_path: Path, tiers: tuple[int, ...], saves: bool
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, *tiers):
             sim.add(tier)
         sim_member = await _drop(sim, first=2)
@@ -40,21 +40,23 @@ def test_dropped_last_holder_of_level_saves_copy(
         messages = [event["message"] for event in sim_member.saw("warning")]
         copies = [message for message in messages if "this member alone had" in message]
         assert len(copies) == saves, messages
-        kept = sorted(path.name for path in (tmp_path / "kept" / sim_member.name).glob("sim-step*"))
+        saved_steps = sorted(
+            path.name for path in (tmp_path / "kept" / sim_member.name).glob("sim-step*")
+        )
         step = max(event["step"] for event in sim_member.saw("applied"))
-        assert kept == [f"sim-step{step}"] * saves
+        assert saved_steps == [f"sim-step{step}"] * saves
         if saves:
             assert copies[0].startswith(
                 f"this member alone had level 0 of the model, and fell out at step {step}"
             )
 
-    play(tmp_path, story, **RULES | {"rounds_per_epoch": 20})
+    play(tmp_path, scenario, **RULES | {"rounds_per_epoch": 20})
 
 
 def test_dropped_member_still_receives_last_results(tmp_path: Path) -> None:
     """The others drop it in the epoch's last round. It can connect again afterwards."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1):
             sim.add(tier)
         sim_member = await _drop(sim, first=3)
@@ -64,4 +66,4 @@ def test_dropped_member_still_receives_last_results(tmp_path: Path) -> None:
         assert sim_member.saw("cooldown")
         assert not sim_member.saw("warning")
 
-    play(tmp_path, story, **RULES)
+    play(tmp_path, scenario, **RULES)

@@ -25,7 +25,7 @@ from member.short_runs import SHORT
 READY = b"\x02"  # the head of an announcement that is not a commitment
 
 
-def noise(sim_member: SimMember, said: bytes) -> Iterator[bytes]:
+def noise(sim_member: SimMember, data: bytes) -> Iterator[bytes]:
     """Yield announcements that no member sends: too deeply nested, signed or not, and changed real
     ones.
     """
@@ -40,7 +40,7 @@ def noise(sim_member: SimMember, said: bytes) -> Iterator[bytes]:
             + READY
             + body
         )
-    yield from mutations(random.Random(5), [said], 100)
+    yield from mutations(random.Random(5), [data], 100)
 
 
 async def junk(peer: bytes, body: bytes) -> bytes:
@@ -53,7 +53,7 @@ async def pester(sim_member: SimMember, transport: SimTransport) -> None:
     """Send and answer garbage until cancelled."""
     for topic in (COMMITMENTS, MODEL):
         transport.handle(topic, junk)
-    said = sign(
+    message = sign(
         sim_member,
         Ready(
             sender=sim_member.id,
@@ -64,11 +64,11 @@ async def pester(sim_member: SimMember, transport: SimTransport) -> None:
         ),
     )
     while True:
-        for data in noise(sim_member, said):
+        for data in noise(sim_member, message):
             for peer in sorted(transport.reachable()):
                 transport.tell(peer, data)
         for peer in sorted(transport.reachable()):
-            for body in (nested(1000), b"\x92\x01" + nested(1000), b"", said):
+            for body in (nested(1000), b"\x92\x01" + nested(1000), b"", message):
                 for topic in (COMMITMENTS, MODEL):
                     try:
                         await transport.request(peer, topic, body, 1 << 20, 1.0)
@@ -79,7 +79,7 @@ async def pester(sim_member: SimMember, transport: SimTransport) -> None:
 
 @pytest.mark.slow
 def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         pest, *_ = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         assert pest.transport is not None
@@ -88,7 +88,7 @@ def test_garbage_messages_change_no_replica(tmp_path: Path) -> None:
         assert not pestering.done()
         pestering.cancel()
 
-    sim = play(tmp_path, story, init_min_clients=4, **SHORT)
+    sim = play(tmp_path, scenario, init_min_clients=4, **SHORT)
     pest, *others = sim.sim_members
     assert sim.check(hostile=[pest]) > 0
     assert sim.run.lost_sequences == 0
@@ -106,23 +106,23 @@ def test_message_handler_error_costs_only_that_message(
 ) -> None:
     """Stands for parser bugs: the handler fails at every announcement of one member."""
     errors = (RecursionError, MemoryError, KeyError, AssertionError)
-    heard = 0
+    count = 0
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         odd, *_ = [sim.add(tier) for tier in (0, 1, 2, 0)]
         hear = GossipListener._hear
 
-        def fails(self: GossipListener, said: Announcement) -> None:
-            nonlocal heard
-            if said.sender == odd.id and self._ports.transport is not odd.transport:
-                heard += 1
-                raise errors[heard % len(errors)]("as a parser might")
-            hear(self, said)
+        def fails(self: GossipListener, announcement: Announcement) -> None:
+            nonlocal count
+            if announcement.sender == odd.id and self._ports.transport is not odd.transport:
+                count += 1
+                raise errors[count % len(errors)]("as a parser might")
+            hear(self, announcement)
 
         monkeypatch.setattr(GossipListener, "_hear", fails)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, init_min_clients=4, rounds_per_epoch=3)
-    assert heard > len(errors)
+    sim = play(tmp_path, scenario, init_min_clients=4, rounds_per_epoch=3)
+    assert count > len(errors)
     assert sim.check(dropped=sim.sim_members[:1]) > 0
     assert caplog.text.count("logged once") == 3

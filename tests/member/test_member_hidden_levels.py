@@ -40,7 +40,7 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
     witnesses.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
         falsify_results(
@@ -54,7 +54,7 @@ def _epoch(place: Path, lie: str, overlap: int) -> SimulatedRun:
         "witness_nodes": WITNESSES,
         "overlap": overlap,
     }
-    return play(place, story, rounds_per_epoch=6, **rules)
+    return play(place, scenario, rounds_per_epoch=6, **rules)
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
@@ -92,7 +92,7 @@ def _holder_went_through(sim: SimulatedRun) -> bool:
 def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> None:
     """It had no duty in that round. When it applies the round, it learns who has the level."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in TIERS]
         await sim.until_round(1)
         falsify_results(liar, hides_from(liar, 0, [holder]))
@@ -107,7 +107,7 @@ def test_holder_after_missed_round_fetches_from_attesters(tmp_path: Path) -> Non
         "witness_nodes": WITNESSES,
         "overlap": 0,
     }
-    sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=8, **rules)
     began = {e["height"] for e in sim.sim_members[1].saw("round")}
     assert len(began) < 8, "it missed rounds"
     assert _holder_went_through(sim)
@@ -118,7 +118,7 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
     """The drawn witnesses leave before they attest. Members ask the replacements too."""
     replaced: list[int] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 8)]
         await sim.until_round(1)
         falsify_results(liar, hides_from(liar, 0, [holder]))
@@ -134,7 +134,7 @@ def test_replacement_witness_serves_fetched_levels(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 10, "min_clients": 3, "witness_nodes": 3, "overlap": 0}
-    sim = play(tmp_path, story, rounds_per_epoch=14, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=14, **rules)
     assert replaced
     assert _holder_went_through(sim)
 
@@ -145,7 +145,7 @@ def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
     level.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, holder, *_ = [sim.add(tier) for tier in (0, 0, 2, 2, 2, 2)]
         await sim.until_round(1)
         _denies(liar, holder, sim)
@@ -170,7 +170,7 @@ def test_late_apply_uses_epoch_start_rules(tmp_path: Path) -> None:
         "overlap": 1,
         "total_steps": 30,
     }
-    sim = play(tmp_path, story, rounds_per_epoch=12, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=12, **rules)
     assert sim.compare(sim.sim_members) > 0
 
 
@@ -182,14 +182,14 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
     Holders of the level still wait for their own share then, and all other members have attested.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
         await sim.until_round(1)
         hide = hides(liar, 0)
 
-        async def tell(said: Commitment, transport: SimTransport) -> None:
+        async def tell(commitment: Commitment, transport: SimTransport) -> None:
             await asyncio.sleep((0.75 - sim.now) % 1.0)
-            await hide(said, transport)
+            await hide(commitment, transport)
 
         falsify_results(liar, tell)
         if lie == "silent":
@@ -209,7 +209,7 @@ def test_early_closed_round_drops_no_other_holder(tmp_path: Path, lie: str) -> N
     }
     sim = play(
         tmp_path,
-        story,
+        scenario,
         rounds_per_epoch=5,
         global_batch_size_start=22,
         global_batch_size_end=22,
@@ -232,7 +232,7 @@ def test_hidden_level_with_few_witnesses_delays_two_rounds(tmp_path: Path, overl
     """
     took: list[float] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, *_ = [sim.add(tier) for tier in (0, 0, *[2] * 9)]
         await sim.until_round(1)
         falsify_results(liar, hides(liar, 0))
@@ -249,7 +249,7 @@ def test_hidden_level_with_few_witnesses_delays_two_rounds(tmp_path: Path, overl
         "global_batch_size_start": 22,
         "global_batch_size_end": 22,
     }
-    sim = play(tmp_path, story, rounds_per_epoch=8, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=8, **rules)
     assert sim.compare(sim.sim_members[1:]) > 0
     assert len(took) >= 6
     assert sum(seconds > 0.7 * 15 for seconds in took) <= 2, took
@@ -261,7 +261,7 @@ def test_holder_applies_all_rounds_after_other_holder_dies(tmp_path: Path, overl
     serves nothing.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar, holder, dies, *_ = [sim.add(tier) for tier in (0, 0, 0, *[2] * 8)]
         await sim.until_round(2)
         hidden = set[bytes]()
@@ -279,12 +279,12 @@ def test_holder_applies_all_rounds_after_other_holder_dies(tmp_path: Path, overl
             await sim.kill(dies)
 
         async def announced(data: bytes) -> None:
-            said = decode_announcement(data)
-            if isinstance(said, Commitment):
-                hidden.add(said.levels[0].blake3)
-                heights.add(said.height)
+            announcement = decode_announcement(data)
+            if isinstance(announcement, Commitment):
+                hidden.add(announcement.levels[0].blake3)
+                heights.add(announcement.height)
             await announce(data)
-            if isinstance(said, Reveal) and said.height in heights and not ends:
+            if isinstance(announcement, Reveal) and announcement.height in heights and not ends:
                 ends.append(asyncio.ensure_future(ended()))
 
         transport.announce = announced  # type: ignore[method-assign]
@@ -303,7 +303,7 @@ def test_holder_applies_all_rounds_after_other_holder_dies(tmp_path: Path, overl
         "global_batch_size_start": 22,
         "global_batch_size_end": 22,
     }
-    sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=5, **rules)
     _, holder, dies, *_ = sim.sim_members
     assert sim.compare([sim_member for sim_member in sim.sim_members if sim_member is not dies]) > 0
     assert [e["height"] for e in holder.saw("applied", epoch=0)] == [*range(5)]
@@ -316,7 +316,7 @@ def test_level_with_one_slow_holder_delays_nobody(tmp_path: Path, overlap: int) 
     results.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         alone, *_ = [sim.add(tier) for tier in (0, *[2] * 6)]
         await sim.until_round(1)
         falsify_results(alone, serves_late(alone, 0, 40.0))
@@ -328,7 +328,7 @@ def test_level_with_one_slow_holder_delays_nobody(tmp_path: Path, overlap: int) 
         "global_batch_size_start": 14,
         "global_batch_size_end": 14,
     }
-    sim = play(tmp_path, story, rounds_per_epoch=5, **rules)
+    sim = play(tmp_path, scenario, rounds_per_epoch=5, **rules)
     assert sim.compare(sim.sim_members) > 0
     assert sim.run.lost_sequences == 0
     assert {e["results"] for e in sim.sim_members[1].saw("applied", epoch=0)} == {7}
@@ -346,12 +346,12 @@ def _attests_nothing(sim_member: SimMember) -> None:
 def _denies(liar: SimMember, victim: SimMember, sim: SimulatedRun) -> None:
     assert liar.member is not None
     results = liar.member._results
-    held = results.attestable
+    attestable = results.attestable
 
     def lacking(height: int) -> dict[int, bytes]:
         return {
             seat: d
-            for seat, d in held(height).items()
+            for seat, d in attestable(height).items()
             if sim.members.seats[seat].signer != victim.wallet
         }
 

@@ -43,14 +43,14 @@ def _epoch_with_a_liar(
 ) -> SimulatedRun:
     """Run the first epoch to its end. Member 0 lies from round 1 on."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in tiers]
         await sim.until_round(1)
         lie: Lie = lie_of(sim, sim_members[0])  # type: ignore[operator]
         falsify_results(sim_members[0], lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    return play(place, story, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
+    return play(place, scenario, init_min_clients=len(tiers), rounds_per_epoch=rounds, **rules)
 
 
 def seat_of(sim_member: SimMember) -> int:
@@ -134,7 +134,7 @@ def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int
     established.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -143,7 +143,7 @@ def test_two_colluding_newcomers_do_not_drop_holder(tmp_path: Path, overlap: int
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(
-        tmp_path, story, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100
+        tmp_path, scenario, overlap=overlap, init_min_clients=5, rounds_per_epoch=4, total_steps=100
     )
     *honest, _, _ = sim.sim_members
     assert sim.compare(honest) > 0
@@ -165,7 +165,7 @@ def test_hidden_level_without_overlap_costs_time_only(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         liar, shunned = (sim_member.transport for sim_member in sim_members[:2])
@@ -176,7 +176,7 @@ def test_member_ignoring_one_peer_does_not_drop_it(tmp_path: Path) -> None:
         liar.set_members(sim_member.id for sim_member in sim_members)
         await sim.until(lambda run: run.epoch == 1)
 
-    _runs_without_level_0(play(tmp_path, story, init_min_clients=4, rounds_per_epoch=6))
+    _runs_without_level_0(play(tmp_path, scenario, init_min_clients=4, rounds_per_epoch=6))
 
 
 def test_nan_votes_are_refused(tmp_path: Path) -> None:
@@ -186,20 +186,22 @@ def test_nan_votes_are_refused(tmp_path: Path) -> None:
 
 
 def _wrong_size(sim: SimulatedRun, liar: SimMember) -> Lie:
-    async def lie(said: Commitment, transport: SimTransport) -> None:
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
         levels = {
             level: LevelPayload(payload.blake3, payload.size + 1)
-            for level, payload in said.levels.items()
+            for level, payload in commitment.levels.items()
         }
-        tell_all(transport, sign(liar, msgspec.structs.replace(said, levels=levels)))
+        tell_all(transport, sign(liar, msgspec.structs.replace(commitment, levels=levels)))
 
     return lie
 
 
 def _share_of_another(sim: SimulatedRun, liar: SimMember) -> Lie:
-    async def lie(said: Commitment, transport: SimTransport) -> None:
+    async def lie(commitment: Commitment, transport: SimTransport) -> None:
         stolen = msgspec.structs.replace(
-            said, seat=seat_of(sim.sim_members[1]), signer=bytes(sim.sim_members[1].key.pubkey())
+            commitment,
+            seat=seat_of(sim.sim_members[1]),
+            signer=bytes(sim.sim_members[1].key.pubkey()),
         )
         tell_all(transport, sign(liar, stolen))
 
@@ -221,12 +223,12 @@ def test_unassigned_result_is_refused_before_fetching(tmp_path: Path, lie_of: ob
 @pytest.mark.slow
 def test_unassigned_result_is_reported_once_with_sender(tmp_path: Path) -> None:
     def flood(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
             for number in range(100):
-                named = msgspec.structs.replace(
-                    said, seat=number % 4, schema_hash=bytes([number]) * 32
+                forged_commitment = msgspec.structs.replace(
+                    commitment, seat=number % 4, schema_hash=bytes([number]) * 32
                 )
-                tell_all(transport, sign(liar, named))
+                tell_all(transport, sign(liar, forged_commitment))
 
         return lie
 
@@ -247,10 +249,10 @@ def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
     """
 
     def babble(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
             for number in range(50):
                 tell_all(transport, bytes([number]) * 300)
-            tell_all(transport, sign(liar, msgspec.structs.replace(said, run_id="another")))
+            tell_all(transport, sign(liar, msgspec.structs.replace(commitment, run_id="another")))
 
         return lie
 
@@ -267,10 +269,10 @@ def test_sender_of_invalid_announcement_is_banned_once(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_holder_serving_wrong_bytes_delivers_nothing(tmp_path: Path) -> None:
     def lying_bytes(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            for payload in said.levels.values():
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            for payload in commitment.levels.values():
                 transport.forge(payload.blake3, b"\x02" * payload.size)
-            tell_all(transport, sign(liar, said))
+            tell_all(transport, sign(liar, commitment))
 
         return lie
 
@@ -282,9 +284,9 @@ def test_holder_serving_wrong_bytes_delivers_nothing(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
     def both(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            tell_all(transport, sign(liar, said))
-            tell_all(transport, sign(liar, other_result(sim, said, transport)))
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            tell_all(transport, sign(liar, commitment))
+            tell_all(transport, sign(liar, other_result(sim, commitment, transport)))
 
         return lie
 
@@ -296,8 +298,8 @@ def test_two_results_of_one_share_count_as_none(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_equivocating_member_does_not_fork_replicas(tmp_path: Path) -> None:
     def offer_inconsistently(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            faces = sign(liar, said), sign(liar, other_result(sim, said, transport))
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            faces = sign(liar, commitment), sign(liar, other_result(sim, commitment, transport))
             for index, peer in enumerate(sorted(transport.reachable())):
                 transport.tell(peer, faces[index % 2])
 
@@ -318,16 +320,16 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
     """
 
     def hiding(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
             victim = sim.sim_members[1].id
             for peer in sorted(transport.reachable() - {victim}):
-                transport.tell(peer, sign(liar, said))
+                transport.tell(peer, sign(liar, commitment))
             for tokens in (1.0, 2.0):
                 fake = msgspec.structs.replace(
-                    other_result(sim, said, transport), tokens_per_sec=tokens
+                    other_result(sim, commitment, transport), tokens_per_sec=tokens
                 )
                 transport.tell(victim, sign(liar, fake))
-                said = fake
+                commitment = fake
 
         return lie
 
@@ -340,9 +342,11 @@ def test_hidden_accepted_result_is_fetched_from_other_peers(tmp_path: Path) -> N
 @pytest.mark.slow
 def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
     def flooding(sim: SimulatedRun, liar: SimMember) -> Lie:
-        async def lie(said: Commitment, transport: SimTransport) -> None:
-            for height in range(said.height, said.height + 100):
-                ahead = msgspec.structs.replace(said, height=height, tokens_per_sec=float(height))
+        async def lie(commitment: Commitment, transport: SimTransport) -> None:
+            for height in range(commitment.height, commitment.height + 100):
+                ahead = msgspec.structs.replace(
+                    commitment, height=height, tokens_per_sec=float(height)
+                )
                 tell_all(transport, sign(liar, ahead))
 
         return lie
@@ -352,14 +356,16 @@ def test_flood_of_early_announcements_displaces_nobody(tmp_path: Path) -> None:
     assert sim.check(hostile=[liar]) > 0
     for sim_member in honest:
         early = sim_member.member._results._early  # type: ignore[union-attr]
-        assert sum(len(kept) for of in early.values() for kept in of.values()) <= 8
+        assert (
+            sum(len(announcements) for of in early.values() for announcements in of.values()) <= 8
+        )
         assert len(sim_member.saw("trained", epoch=0)) == 3
 
 
 def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
     """Member 0 reports all members as ready. Rounds begin only when the slow one is ready."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         liar = sim.add(0)
         sim.add(1), sim.add(2, seconds=3.5)
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -371,7 +377,7 @@ def test_readiness_counts_only_for_its_own_key(tmp_path: Path) -> None:
             await liar.transport.announce(encode_announcement(lie, liar.identity.secret()))
         await sim.until_round(0)
 
-    sim = play(tmp_path, story, max_round_train_time=40)
+    sim = play(tmp_path, scenario, max_round_train_time=40)
     loaded = sim.sim_members[2].saw("model")[0]["t"]
     assert all(e["t"] >= loaded for p in sim.sim_members for e in p.saw("round"))
     assert loaded > sim.sim_members[1].saw("model")[0]["t"] + 3
@@ -393,7 +399,7 @@ def test_readiness_of_key_counts_for_last_named_wallet() -> None:
 
 @pytest.mark.slow
 def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         replica = sim_members[1].member._replica  # type: ignore[union-attr]
@@ -404,7 +410,7 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
         hook.remove()  # five shares in a row that are not finite would end the member
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert any("this member skips step" in e["message"] for e in sim.sim_members[1].saw("warning"))
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[sim.sim_members[1]]) > 0
@@ -414,7 +420,7 @@ def test_nonfinite_gradient_is_left_out(tmp_path: Path) -> None:
 def test_witness_record_names_held_results(tmp_path: Path) -> None:
     """The chain stores fingerprints of the announced commitments, salted by the attesting round."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.current.height == 2)
         assert sim_members[0].chain is not None
@@ -422,11 +428,14 @@ def test_witness_record_names_held_results(tmp_path: Path) -> None:
         attesting = sim.run.round(1)
         assert before is not None
         assert attesting is not None
-        seen = await sim_members[0].chain.attestations(attesting)
+        attestations = await sim_members[0].chain.attestations(attesting)
         assert all(
             set(unpack_fingerprints(one, before.roster)) == set(bitmap.seats(before.roster))
-            for one in seen
+            for one in attestations
         )
-        assert len({tuple(unpack_fingerprints(one, before.roster).items()) for one in seen}) == 1
+        assert (
+            len({tuple(unpack_fingerprints(one, before.roster).items()) for one in attestations})
+            == 1
+        )
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)

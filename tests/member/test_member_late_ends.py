@@ -31,7 +31,7 @@ def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) ->
     ended.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, sim_members[0], 1)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
@@ -57,7 +57,7 @@ def test_rounds_cleared_by_new_warm_up_do_not_count(tmp_path: Path, end: str) ->
                 sim.start(sim_member)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=9)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3, total_steps=9)
     late = sim.sim_members[0]
     ended = [event["epoch"] for event in late.saw("cooldown")]
     assert ended
@@ -71,7 +71,7 @@ def test_rewind_during_pause_ends_no_epoch(tmp_path: Path) -> None:
     model of.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, sim_members[0], 1)
         sim.pause(True)
@@ -83,13 +83,13 @@ def test_rewind_during_pause_ends_no_epoch(tmp_path: Path) -> None:
         assert not sim_members[0].saw("cooldown")
         assert not sim_members[0].saw("checkpoint")
 
-    play(tmp_path, story, rounds_per_epoch=3)
+    play(tmp_path, scenario, rounds_per_epoch=3)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_member_asleep_over_epochs_reports_none_of_them(tmp_path: Path, epochs: int) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await _asleep_in_round(sim, sim_members[0], 1)
         await sim.until(
@@ -98,7 +98,7 @@ def test_member_asleep_over_epochs_reports_none_of_them(tmp_path: Path, epochs: 
         _awake(sim_members[0])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=3 * (epochs + 3))
+    sim = play(tmp_path, scenario, rounds_per_epoch=3, total_steps=3 * (epochs + 3))
     ended = [event["epoch"] for event in sim.sim_members[0].saw("cooldown")]
     assert ended
     assert min(ended) > epochs

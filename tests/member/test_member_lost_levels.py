@@ -29,9 +29,11 @@ async def _dies_after_attesting(sim: SimulatedRun, sim_member: SimMember, epoch:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("epoch", "kept"), [(0, 0), (1, 3)])
-def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, kept: int) -> None:
-    async def story(sim: SimulatedRun) -> None:
+@pytest.mark.parametrize(("epoch", "kept_steps"), [(0, 0), (1, 3)])
+def test_newcomer_loads_lost_level_from_checkpoint(
+    tmp_path: Path, epoch: int, kept_steps: int
+) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await _dies_after_attesting(sim, sim_members[0], epoch)
         newcomer = sim.add(0)
@@ -46,7 +48,7 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
         # take another epoch.
         await sim.until(lambda run: sim.model.checkpoint_step == run.step > 0, limit=300)
 
-    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=1000)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3, total_steps=1000)
     newcomer = sim.sim_members[3]
     assert newcomer.saw("model")[0]["source"] == "peers and the checkpoint"
     for sim_member in sim.sim_members[1:]:
@@ -56,9 +58,9 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
             if event["message"].startswith(WARNING)
         ]
         assert messages, sim_member.name
-        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {str(kept)}, (
-            sim_member.name
-        )
+        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {
+            str(kept_steps)
+        }, sim_member.name
     assert sim.compare(sim.sim_members) > 0
 
 
@@ -66,9 +68,9 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
 def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
     """Ten minutes give more than four fifths of the steps of ten undisturbed minutes."""
 
-    async def steps(sim: SimulatedRun, story: bool) -> int:
+    async def steps(sim: SimulatedRun, scenario: bool) -> int:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
-        if story:
+        if scenario:
             await _dies_after_attesting(sim, sim_members[0], 1)
             sim.start(sim_members[0])
         start = sim.run.step
@@ -76,12 +78,12 @@ def test_run_after_lost_level_keeps_its_pace(tmp_path: Path) -> None:
         return sim.run.step - start
 
     counts = []
-    for story in (False, True):
+    for scenario in (False, True):
 
-        async def count_steps(sim: SimulatedRun, story: bool = story) -> None:
-            counts.append(await steps(sim, story))
+        async def count_steps(sim: SimulatedRun, scenario: bool = scenario) -> None:
+            counts.append(await steps(sim, scenario))
 
-        sim = play(tmp_path / str(story), count_steps, total_steps=10_000)
+        sim = play(tmp_path / str(scenario), count_steps, total_steps=10_000)
         assert sim.compare(sim.sim_members) > 0
     assert counts[1] > counts[0] * 4 / 5, counts
 
@@ -92,7 +94,7 @@ def test_member_without_model_source_leaves_epoch(tmp_path: Path) -> None:
     every epoch.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
         await _dies_after_attesting(sim, sim_members[0], 1)
         shutil.rmtree(sim.place / "kept" / "m0" / "sim-step6")
@@ -102,7 +104,7 @@ def test_member_without_model_source_leaves_epoch(tmp_path: Path) -> None:
         assert (sim.run.step - start[1]) / (sim.now - start[0]) > 1 / 20
         assert not any(event["t"] > start[0] for event in sim_members[0].saw("model"))
 
-    sim = play(tmp_path, story, total_steps=10_000)
+    sim = play(tmp_path, scenario, total_steps=10_000)
     assert any(
         "half of the warm-up's time" in event["message"]
         for event in sim.sim_members[0].saw("warning")
@@ -116,7 +118,7 @@ def test_run_waits_for_dead_level_holders(tmp_path: Path) -> None:
     rewound.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(0), sim.add(1)]
         await sim.until(
             lambda run: (
@@ -136,6 +138,11 @@ def test_run_waits_for_dead_level_holders(tmp_path: Path) -> None:
         await sim.until(lambda run: run.state is RunState.ROUND_TRAIN, limit=500)
 
     sim = play(
-        tmp_path, story, total_steps=10_000, min_clients=2, init_min_clients=2, rounds_per_epoch=3
+        tmp_path,
+        scenario,
+        total_steps=10_000,
+        min_clients=2,
+        init_min_clients=2,
+        rounds_per_epoch=3,
     )
     assert sim.compare(sim.sim_members) > 0

@@ -18,7 +18,7 @@ def test_joiner_rejects_garbage_of_dishonest_majority(tmp_path: Path, fill: floa
     chain.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(0) for _ in range(3)]
         for liar in sim_members[:2]:
             offer_garbage(sim, liar, fill)
@@ -26,7 +26,7 @@ def test_joiner_rejects_garbage_of_dishonest_majority(tmp_path: Path, fill: floa
         sim.add(0)
         await sim.until(lambda run: run.epoch == 2)
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     joiner = sim.sim_members[3]
     assert [e["source"] for e in joiner.saw("model")] == ["peers"]
     assert sim.check() > 0
@@ -50,7 +50,7 @@ def test_altered_checkpoint_is_refused_until_restored(tmp_path: Path) -> None:
     flipped.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         for sim_member in sim_members:
@@ -80,5 +80,5 @@ def test_altered_checkpoint_is_refused_until_restored(tmp_path: Path) -> None:
                 == "the checkpoint"
             )
 
-    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3, total_steps=12)
     assert sim.compare(sim.sim_members) > 0

@@ -18,7 +18,7 @@ from member.short_runs import SHORT
 
 @pytest.mark.slow
 def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         assert sim_members[2].chain is not None
@@ -27,7 +27,7 @@ def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
         sim_members[2].chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4, total_steps=8)
     assert sim.check(dropped=[sim.sim_members[2]]) > 0
     assert sim.run.lost_sequences == 0
     assert [e["epoch"] for e in sim.sim_members[2].saw("cooldown")][-1:] == [1]
@@ -37,7 +37,7 @@ def test_member_without_rpc_for_20_s_returns_next_epoch(tmp_path: Path) -> None:
 def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -> None:
     """Outages may outlast cooldowns. In a round, one of 14 seconds may already drop a member."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(2)
@@ -51,7 +51,7 @@ def test_rpc_down_for_all_in_round_and_cooldowns_loses_nothing(tmp_path: Path) -
             assert run.attested_step == run.step
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=10, rounds_per_epoch=3, total_steps=9)
+    sim = play(tmp_path, scenario, cooldown_time=10, rounds_per_epoch=3, total_steps=9)
     assert sim.run.attested_step == 10
     for sim_member in sim.sim_members:
         assert {e["source"] for e in sim_member.saw("model")[1:]} == {"its own replica"}, (
@@ -82,7 +82,7 @@ def test_rpc_outage_at_cooldown_end_leaves_model_attested(
     attest.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         for epoch, (after, seconds) in enumerate(outages):
@@ -95,7 +95,7 @@ def test_rpc_outage_at_cooldown_end_leaves_model_attested(
             assert run.attested_step == run.step
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=10, rounds_per_epoch=2, total_steps=6)
+    sim = play(tmp_path, scenario, cooldown_time=10, rounds_per_epoch=2, total_steps=6)
     assert sim.check() == 27
 
 
@@ -117,7 +117,7 @@ def test_node_write_outage_costs_little_more_than_itself(
     monkeypatch.setattr(FaultyRpc, "handle_async_request", handled)
     took = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until(
             lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b1111
@@ -136,7 +136,7 @@ def test_node_write_outage_costs_little_more_than_itself(
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(
-        tmp_path, story, warmup_time=60, min_clients=2, init_min_clients=4, rounds_per_epoch=3
+        tmp_path, scenario, warmup_time=60, min_clients=2, init_min_clients=4, rounds_per_epoch=3
     )
     assert took[0] < 15
     sim.check(dropped=sim.sim_members[2:])
@@ -149,7 +149,7 @@ def test_grace_after_outage_ends_with_its_state(tmp_path: Path) -> None:
     """
     took = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         for outage in (0.0, 10.0):
@@ -165,26 +165,26 @@ def test_grace_after_outage_ends_with_its_state(tmp_path: Path) -> None:
             took.append(sim.now - began)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cooldown_time=40, rounds_per_epoch=2, total_steps=6)
+    sim = play(tmp_path, scenario, cooldown_time=40, rounds_per_epoch=2, total_steps=6)
     assert took[1] < took[0] + 5
     sim.check()
 
 
 @pytest.mark.slow
 def test_rpc_down_in_warm_up(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.state is RunState.WARMUP)
         await _outage(sim)
         await sim.until_finished()
 
-    assert play(tmp_path, story, **SHORT).check() == 24
+    assert play(tmp_path, scenario, **SHORT).check() == 24
 
 
 @pytest.mark.slow
 def test_permanent_rpc_outage_ends_members_with_error(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(1)
         sim.chain.down = True
@@ -199,12 +199,12 @@ def test_permanent_rpc_outage_ends_members_with_error(tmp_path: Path) -> None:
         assert not left_behind
         sim_member.task = None
 
-    play(tmp_path, story, min_clients=1, init_min_clients=1)
+    play(tmp_path, scenario, min_clients=1, init_min_clients=1)
 
 
 @pytest.mark.slow
 def test_lost_reply_causes_no_second_vote(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         for height in (0, 1, 2):
             await sim.until_round(height)
@@ -213,28 +213,28 @@ def test_lost_reply_causes_no_second_vote(tmp_path: Path) -> None:
                 sim_member.chain.replies_lost = 1
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.check() == 24
 
 
 @pytest.mark.slow
 def test_slow_member_is_awaited(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, global_batch_size_start=45, global_batch_size_end=45, **SHORT)
+    sim = play(tmp_path, scenario, global_batch_size_start=45, global_batch_size_end=45, **SHORT)
     assert sim.check() == 24
     assert len(sim.sim_members[2].saw("trained")) == 6
 
 
 @pytest.mark.slow
 def test_share_of_too_slow_member_is_redone(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=25.0)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=10)
+    sim = play(tmp_path, scenario, warmup_time=200, max_round_train_time=10)
     slow = sim.sim_members[2]
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
         bytes(seat_key(slow))
@@ -248,7 +248,7 @@ def seat_key(sim_member: object) -> bytes:
 
 
 def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(
             lambda run: run.state is RunState.WAITING_FOR_MEMBERS and sim.members.pending == 0b111
@@ -256,7 +256,7 @@ def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
         await sim.kill(sim_members[2])
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert [epoch for epoch, _ in sim.record.dropped] == [0]
     assert len(sim.sim_members[0].saw("applied")) == 3
     sim.check(dropped=[sim.sim_members[2]])
@@ -267,7 +267,7 @@ def test_member_that_never_trains_is_dropped(tmp_path: Path) -> None:
 def test_lost_announcements_are_requested_again(tmp_path: Path) -> None:
     """Every second announcement is lost. No member is dropped, and no work is done twice."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(0)
@@ -280,14 +280,14 @@ def test_lost_announcements_are_requested_again(tmp_path: Path) -> None:
         sim.network.loses = loses
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.check() == 24
     assert sim.now_at_end < 100, "what nobody asks for costs a round its whole time"
 
 
 @pytest.mark.slow
 def test_cut_between_two_members_is_bridged_by_third(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(0) for _ in range(4)]
         await sim.until_round(1)
         sim.network.cut(sim_members[0].id, sim_members[1].id)
@@ -295,7 +295,7 @@ def test_cut_between_two_members_is_bridged_by_third(tmp_path: Path) -> None:
         sim.network.heal()
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=4)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4, total_steps=4)
     assert sim.check() > 0
 
 
@@ -303,7 +303,7 @@ def test_cut_between_two_members_is_bridged_by_third(tmp_path: Path) -> None:
 def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
     """Two of three witnesses are exactly a quorum. All that they attest counts."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 1, 2, 2)]
         run = await sim.until_round(2)
         await asyncio.sleep(0.2)  # until the results of round 1 are revealed
@@ -323,7 +323,7 @@ def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
         await sim.until(lambda run: run.epoch == 1)
 
     sim = play(
-        tmp_path, story, witness_nodes=3, min_clients=3, init_min_clients=6, rounds_per_epoch=4
+        tmp_path, scenario, witness_nodes=3, min_clients=3, init_min_clients=6, rounds_per_epoch=4
     )
     sim.check(dropped=[sim_member for sim_member in sim.sim_members if sim_member.saw("killed")])
 
@@ -332,7 +332,7 @@ def test_witnesses_reduced_to_quorum_still_decide(tmp_path: Path) -> None:
 def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
     """Witnesses that cannot reach the chain are not evidence against other members."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         for sim_member in sim_members[:2]:
@@ -344,7 +344,7 @@ def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
             sim_member.chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story, total_steps=6)
+    sim = play(tmp_path, scenario, total_steps=6)
     assert not sim.record.dropped
     sim.check()
     assert sim.run.lost_sequences == 0
@@ -352,14 +352,14 @@ def test_too_few_witnesses_end_epoch_without_drops(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_late_tier_0_member_takes_over_unheld_level(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (1, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     late = sim.sim_members[3]
     assert len(late.saw("applied")) == 3
     assert sim.model.checkpoint_step == 7
@@ -370,7 +370,7 @@ def test_late_tier_0_member_takes_over_unheld_level(tmp_path: Path) -> None:
 def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
     """When it returns, the others have declared new weights. Its rounds must use the old ones."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(4)
         away = sim_members[2].chain
@@ -382,7 +382,7 @@ def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
         away.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, scenario)
     late = sim.sim_members[2]
     assert not late.saw("warning")
     assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1, 2, 3, 4, 5]
@@ -395,7 +395,7 @@ def test_member_absent_at_epoch_end_still_finishes_it(tmp_path: Path) -> None:
 def test_lost_results_are_not_awaited_after_epoch(tmp_path: Path) -> None:
     """The next epoch needs the waiting member, so it must stop waiting."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(4)
         away = sim_members[2]
@@ -416,6 +416,6 @@ def test_lost_results_are_not_awaited_after_epoch(tmp_path: Path) -> None:
         away.chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, scenario)
     assert any("no peer has all results" in e["message"] for e in sim.sim_members[2].saw("warning"))
     assert sim.compare(sim.sim_members) > 0

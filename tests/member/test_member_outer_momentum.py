@@ -52,9 +52,9 @@ def _equal_prefix(small: dict[str, Tensor], large: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("overlap", [0, 1])
 def test_joiner_and_rejoined_member_have_equal_momentum(tmp_path: Path, overlap: int) -> None:
     """A member of tier 0 joins in the second epoch. One of tier 1 is killed and comes back."""
-    found: list[dict[str, Tensor]] = []
+    momenta: list[dict[str, Tensor]] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(0), sim.add(0), sim.add(1), sim.add(1)]
         await sim.until_round(1)
         await sim.kill(sim_members[3])
@@ -63,13 +63,13 @@ def test_joiner_and_rejoined_member_have_equal_momentum(tmp_path: Path, overlap:
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.ROUND_TRAIN)
         assert all(one.saw("model")[-1]["source"] == "peers" for one in (late, sim_members[3]))
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
-        found.extend(_momentum(one) for one in (sim_members[0], late, sim_members[3]))
+        momenta.extend(_momentum(one) for one in (sim_members[0], late, sim_members[3]))
         await sim.until_finished()
 
     rules: dict[str, Any] = SHORT | {"init_min_clients": 4}
-    sim = play(tmp_path, story, optimizer=OPTIMIZER, overlap=overlap, **rules)
+    sim = play(tmp_path, scenario, optimizer=OPTIMIZER, overlap=overlap, **rules)
     assert sim.check(dropped=[sim.sim_members[3]]) > 24
-    whole, late_one, small = found
+    whole, late_one, small = momenta
     assert any(bool(tensor.any()) for tensor in whole.values())
     names = {MOMENTUM + name for name in sim.schema.state.config.parameter_shapes()}
     assert late_one.keys() == whole.keys() == names
@@ -81,7 +81,7 @@ def test_restarted_run_continues_from_saved_momentum(tmp_path: Path) -> None:
     """The only member is killed after its first epoch. Its checkpoint has the momentum."""
     files: list[dict[str, Tensor]] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         await sim.kill(sim_member)
@@ -90,7 +90,7 @@ def test_restarted_run_continues_from_saved_momentum(tmp_path: Path) -> None:
         sim.start(sim_member)
         await sim.until(lambda run: run.state is RunState.FINISHED)
 
-    sim = play(tmp_path, story, optimizer=OPTIMIZER, **ALONE | {"total_steps": 9})
+    sim = play(tmp_path, scenario, optimizer=OPTIMIZER, **ALONE | {"total_steps": 9})
     sim.check(dropped=sim.sim_members)
     assert any(bool(tensor.any()) for tensor in files[0].values())
     assert {tensor.dtype for tensor in files[0].values()} == {torch.int64}
@@ -99,18 +99,18 @@ def test_restarted_run_continues_from_saved_momentum(tmp_path: Path) -> None:
 
 def test_momentum_file_of_checkpoint_without_hash_is_ignored(tmp_path: Path) -> None:
     """The first checkpoint has no hash on chain, so a member cannot check the file."""
-    found: list[dict[str, Tensor]] = []
+    momenta: list[dict[str, Tensor]] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         (sim.place / "model" / MOMENTUM_FILE).write_bytes(b"of another run")
         sim_member = sim.add(0)
         await sim.until(lambda run: run.state is RunState.ROUND_TRAIN)
-        found.append(_momentum(sim_member))
+        momenta.append(_momentum(sim_member))
         await sim.until(lambda run: run.state is RunState.FINISHED)
 
-    play(tmp_path, story, optimizer=OPTIMIZER, **ALONE)
-    assert found[0]
-    assert not any(bool(tensor.any()) for tensor in found[0].values())
+    play(tmp_path, scenario, optimizer=OPTIMIZER, **ALONE)
+    assert momenta[0]
+    assert not any(bool(tensor.any()) for tensor in momenta[0].values())
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_momentum_file_of_checkpoint_without_hash_is_ignored(tmp_path: Path) -> 
 def test_checkpoint_with_other_momentum_is_not_used(tmp_path: Path, harm: str) -> None:
     """A level's hash covers its momentum, so a member waits rather than start from zero."""
     texts = {"too large": "a value that is too large", "damaged": "is damaged"}
-    wanted = texts.get(harm, "is not the one that members attested")
+    message = texts.get(harm, "is not the one that members attested")
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 1)
         await sim.kill(sim_member)
@@ -138,11 +138,11 @@ def test_checkpoint_with_other_momentum_is_not_used(tmp_path: Path, harm: str) -
             first[0] = LARGEST_MOMENTUM + 1 if harm == "too large" else int(first[0]) + 1
             save_file(tensors, path)
         sim.start(sim_member)
-        await sim.until(lambda _: any(wanted in one for one in _warned(sim_member)))
+        await sim.until(lambda _: any(message in one for one in _warned(sim_member)))
         path.write_bytes(content)
         await sim.until(lambda run: run.state is RunState.FINISHED)
 
-    sim = play(tmp_path, story, optimizer=OPTIMIZER, **ALONE | {"total_steps": 9})
+    sim = play(tmp_path, scenario, optimizer=OPTIMIZER, **ALONE | {"total_steps": 9})
     assert sim.sim_members[0].saw("model", source="the checkpoint", checkpoint_step=3)
 
 
@@ -150,7 +150,7 @@ def test_rewound_run_restores_saved_momentum(tmp_path: Path) -> None:
     """Rewound to step 3, a run trains steps 4 to 6 again with the momentum of step 3."""
     hashes: list[tuple[bytes, ...]] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.ROUND_TRAIN)
         sim.pause(True)
@@ -167,16 +167,16 @@ def test_rewound_run_restores_saved_momentum(tmp_path: Path) -> None:
         hashes.append(tuple(sim_member.member._replica.hashes().values()))
         await sim.until(lambda run: run.state is RunState.FINISHED)
 
-    play(tmp_path, story, optimizer=OPTIMIZER, **ALONE | {"total_steps": 9})
+    play(tmp_path, scenario, optimizer=OPTIMIZER, **ALONE | {"total_steps": 9})
     assert hashes[0] == hashes[1]
 
 
 @pytest.mark.slow
 def test_three_tiers_with_momentum_end_equal(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
     table = {"SparseLoCo": OPTIMIZER["SparseLoCo"] | {"orthogonal_lr": 10.0, "divisor": "all"}}
-    assert play(tmp_path, story, optimizer=table, **SHORT).check() == 24
+    assert play(tmp_path, scenario, optimizer=table, **SHORT).check() == 24

@@ -27,12 +27,12 @@ def _down(sim_member: SimMember, down: bool) -> None:
 
 @pytest.mark.slow
 def test_three_unequal_members_without_overlap_finish(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0, seconds=0.5), sim.add(1), sim.add(2, seconds=2.0)
         await sim.until_finished()
 
     sim = play(
-        tmp_path, story, overlap=0, global_batch_size_start=21, global_batch_size_end=21, **SHORT
+        tmp_path, scenario, overlap=0, global_batch_size_start=21, global_batch_size_end=21, **SHORT
     )
     assert sim.check() == 24
     assert (sim.run.lost_sequences, sim.run.backlog, sim.run.data_index) == (0, 0, 6 * 21)
@@ -49,14 +49,14 @@ def test_three_unequal_members_without_overlap_finish(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_late_joiner_without_overlap_loads_model_from_peers(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, **SHORT)
     late = sim.sim_members[3]
     assert [event["source"] for event in late.saw("model")] == ["peers"]
     assert len(late.saw("applied")) == 3
@@ -65,7 +65,7 @@ def test_late_joiner_without_overlap_loads_model_from_peers(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_killed_member_without_overlap_is_dropped(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.kill(sim_members[1])
@@ -79,7 +79,7 @@ def test_killed_member_without_overlap_is_dropped(tmp_path: Path) -> None:
 
     again: list[int] = []
     roster: list[int] = []
-    sim = play(tmp_path, story, overlap=0, rounds_per_epoch=5, total_steps=8)
+    sim = play(tmp_path, scenario, overlap=0, rounds_per_epoch=5, total_steps=8)
     assert (again, [mask.bit_count() for mask in roster]) == ([3], [2])
     assert {e["height"] for sim_member in sim.sim_members for e in sim_member.saw("dropped")} == {2}
     assert sim.run.lost_sequences == 0
@@ -88,7 +88,7 @@ def test_killed_member_without_overlap_is_dropped(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_member_leaving_after_its_result_is_credited(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.until(lambda run: bool(sim_members[2].saw("trained", height=1)))
@@ -97,7 +97,7 @@ def test_member_leaving_after_its_result_is_credited(tmp_path: Path) -> None:
         sim.start(sim_members[2])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, **SHORT)
     assert not sim.record.dropped
     assert sim.check() > 0
     assert (sim.run.lost_sequences, sim.run.backlog) == (0, 0)
@@ -105,12 +105,12 @@ def test_member_leaving_after_its_result_is_credited(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_slow_member_without_overlap_is_awaited(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), sim.add(2, seconds=3.0)
         await sim.until_finished()
 
     sim = play(
-        tmp_path, story, overlap=0, global_batch_size_start=45, global_batch_size_end=45, **SHORT
+        tmp_path, scenario, overlap=0, global_batch_size_start=45, global_batch_size_end=45, **SHORT
     )
     assert sim.check() == 24
     assert len(sim.sim_members[2].saw("trained")) == 6
@@ -122,14 +122,14 @@ def test_too_slow_member_without_overlap_is_warned(tmp_path: Path) -> None:
     long.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.add(0), sim.add(1), slow.append(sim.add(2))
         await sim.until_round(0)
         slow[0].compute._seconds = 8.0  # type: ignore[union-attr]
         await sim.until(lambda run: run.epoch == 1)
 
     slow: list[SimMember] = []
-    sim = play(tmp_path, story, overlap=0, warmup_time=200, max_round_train_time=10)
+    sim = play(tmp_path, scenario, overlap=0, warmup_time=200, max_round_train_time=10)
     given_up, too_slow = (event["message"] for event in slow[0].saw("warning")[:2])
     assert given_up == "skipped round 0: too slow, the run moved on"
     assert "3 sequences took more than 16 s, but a round leaves at most 8 s" in too_slow
@@ -138,7 +138,7 @@ def test_too_slow_member_without_overlap_is_warned(tmp_path: Path) -> None:
 
 
 def test_missing_result_is_redone_in_next_round(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         replica = sim_members[1].member._replica  # type: ignore[union-attr]
@@ -163,26 +163,26 @@ def test_missing_result_is_redone_in_next_round(tmp_path: Path) -> None:
         assert header.redone == 3
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, overlap=0)
+    sim = play(tmp_path, scenario, overlap=0)
     assert sim.run.lost_sequences == 0
     assert sim.check(dropped=[sim.sim_members[1]]) > 0
 
 
 @pytest.mark.slow
 def test_equivocating_member_delivers_nothing(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         liar = sim_members[0]
 
-        async def lie(said: Any, transport: Any) -> None:
-            for one in (said, other_result(sim, said, transport)):
+        async def lie(commitment: Any, transport: Any) -> None:
+            for one in (commitment, other_result(sim, commitment, transport)):
                 tell_all(transport, sign(liar, one))
 
         falsify_results(liar, lie)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, overlap=0, init_min_clients=4, rounds_per_epoch=3)
+    sim = play(tmp_path, scenario, overlap=0, init_min_clients=4, rounds_per_epoch=3)
     liar, *honest = sim.sim_members
     assert sim.check(hostile=[liar]) > 0
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {liar.wallet}
@@ -202,7 +202,7 @@ def test_outage_for_all_members_loses_no_step(tmp_path: Path, seconds: float) ->
     The outage begins with the round, before any member can read the result of the previous one.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
 
@@ -218,7 +218,7 @@ def test_outage_for_all_members_loses_no_step(tmp_path: Path, seconds: float) ->
         sim.chain.down = False
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, **SHORT)
     assert not sim.record.dropped
     assert sim.run.lost_sequences == 0
     rounds, epochs = (6, 2) if seconds < sim.run.config.max_round_train_time else (7, 3)
@@ -227,7 +227,7 @@ def test_outage_for_all_members_loses_no_step(tmp_path: Path, seconds: float) ->
 
 @pytest.mark.slow
 def test_too_few_witnesses_without_overlap_drop_nobody(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         for sim_member in sim_members[:2]:
@@ -242,7 +242,7 @@ def test_too_few_witnesses_without_overlap_drop_nobody(tmp_path: Path) -> None:
             _down(sim_member, False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, **SHORT)
     assert not sim.record.dropped
     sim.check()
     assert sim.run.lost_sequences == 0
@@ -250,7 +250,7 @@ def test_too_few_witnesses_without_overlap_drop_nobody(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_lost_announcements_without_overlap_are_requested(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(0)
@@ -263,7 +263,7 @@ def test_lost_announcements_without_overlap_are_requested(tmp_path: Path) -> Non
         sim.network.loses = loses
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, **SHORT)
     assert not sim.record.dropped
     assert sim.check() == 24
     assert sim.now_at_end < 100, "what nobody asks for costs a round its whole time"
@@ -274,7 +274,7 @@ def test_lost_announcements_without_overlap_are_requested(tmp_path: Path) -> Non
 def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: bool) -> None:
     """The rules of the epoch's start apply, whatever the owner has set since."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await asyncio.sleep(1)
@@ -289,7 +289,7 @@ def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: b
         sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, **SHORT)
     late = sim.sim_members[2]
     assert [e["height"] for e in late.saw("applied", epoch=0)] == [0, 1]
     assert late.saw("model")[1]["source"] == "its own replica"
@@ -301,25 +301,25 @@ def test_absent_member_without_overlap_finishes_epoch(tmp_path: Path, changed: b
 def test_nonwitnesses_apply_attested_results(tmp_path: Path) -> None:
     """They read on chain which results count, and fetch what they lack."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 0, 1, 2)]
         await sim.until_round(1)
         sim.network.cut(sim_members[0].id, sim_members[3].id)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=0, witness_nodes=1, **SHORT)
+    sim = play(tmp_path, scenario, overlap=0, witness_nodes=1, **SHORT)
     assert sim.check(dropped=sim.sim_members) > 0
     assert sim.run.lost_sequences == 0
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)
 def test_members_fast_enough_for_one_second_rounds_learn(tmp_path: Path, overlap: int) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(3):
             sim.add(0, seconds=0.05)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, overlap=overlap, max_round_train_time=1, **SHORT)
+    sim = play(tmp_path, scenario, overlap=overlap, max_round_train_time=1, **SHORT)
     applied = sum(event["results"] for event in sim.sim_members[0].saw("applied"))
     # the chain counts whole seconds, so a round may end before any announcement
     assert applied > 6 * 3 / 2

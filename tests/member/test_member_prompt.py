@@ -29,13 +29,13 @@ def word_tokenizer() -> Tokenizer:
 
 
 def whole_run(place: Path, prompt: Prompt | None, **rules: Any) -> SimulatedRun:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.prompt = prompt
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
-    return play(place, story, **SHORT, **rules)
+    return play(place, scenario, **SHORT, **rules)
 
 
 @pytest.mark.parametrize("overlap", EITHER_OVERLAP)

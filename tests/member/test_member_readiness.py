@@ -43,14 +43,14 @@ def _warmup(sim: SimulatedRun, sim_member: SimMember) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("silent", [False, True])
 def test_never_ready_member_costs_half_a_warm_up(tmp_path: Path, silent: bool) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         if silent:
             _never_ready(sim_members[0])
         await sim.until_round(1, epoch=1)
 
-    sim = play(tmp_path, story, init_min_clients=4, warmup_time=WARMUP, rounds_per_epoch=3)
+    sim = play(tmp_path, scenario, init_min_clients=4, warmup_time=WARMUP, rounds_per_epoch=3)
     took = _warmup(sim, sim.sim_members[1])
     assert WARMUP / 2 <= took < WARMUP / 2 + 3 if silent else took < 10
     assert not sim.record.dropped
@@ -61,7 +61,7 @@ def test_never_ready_member_costs_half_a_warm_up(tmp_path: Path, silent: bool) -
 def test_newcomer_fetching_model_is_awaited(tmp_path: Path) -> None:
     """The newcomer needs more than half of the warm-up's time."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -69,16 +69,16 @@ def test_newcomer_fetching_model_is_awaited(tmp_path: Path) -> None:
         assert newcomer.transport is not None
         honest = newcomer.transport.fetch
 
-        async def slowly(*given: Any, **more: Any) -> bytes:
+        async def slowly(*args: Any, **more: Any) -> bytes:
             await asyncio.sleep(6.0)
-            return await honest(*given, **more)
+            return await honest(*args, **more)
 
         newcomer.transport.fetch = slowly  # type: ignore[method-assign]
         await sim.until_round(0, epoch=1)
         newcomer.transport.fetch = honest  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 2)
 
-    sim = play(tmp_path, story, warmup_time=WARMUP, rounds_per_epoch=3, total_steps=9)
+    sim = play(tmp_path, scenario, warmup_time=WARMUP, rounds_per_epoch=3, total_steps=9)
     newcomer = sim.sim_members[3]
     assert [event["source"] for event in newcomer.saw("model")] == ["peers"]
     assert newcomer.saw("model")[0]["t"] <= sim.sim_members[1].saw("round", epoch=1)[0]["t"]

@@ -24,8 +24,8 @@ def _replica(sim_member: SimMember) -> Replica:
 
 def _momentum(sim_member: SimMember) -> float:
     """Return how much a member has learnt but not sent yet."""
-    kept = _replica(sim_member).optimizer.state()
-    return sum(float(tensor.abs().sum()) for name, tensor in kept.items() if "residual" in name)
+    state = _replica(sim_member).optimizer.state()
+    return sum(float(tensor.abs().sum()) for name, tensor in state.items() if "residual" in name)
 
 
 @pytest.mark.slow
@@ -34,7 +34,7 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
     model.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         sim.pause(True)
@@ -45,7 +45,7 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
         assert [_momentum(sim_member) for sim_member in sim_members] == [0, 0, 0]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, cold_start_warmup_steps=2, **SHORT)
+    sim = play(tmp_path, scenario, cold_start_warmup_steps=2, **SHORT)
     assert sim.check() == 27
     for sim_member in sim.sim_members:
         end = sim_member.saw("cooldown", epoch=0)[0]["hashes"]
@@ -62,17 +62,17 @@ def test_members_after_pause_learn_without_momentum(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_epoch_without_pause_keeps_momentum(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0, epoch=1)
         assert min(map(_momentum, sim_members)) > 0
         await sim.until_finished()
 
-    assert play(tmp_path, story, **SHORT).check() == 24
+    assert play(tmp_path, scenario, **SHORT).check() == 24
 
 
 def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         replica = _replica(sim_members[1])
@@ -85,7 +85,7 @@ def test_result_with_nonfinite_loss_is_not_announced(tmp_path: Path) -> None:
         replica._backward = broken  # type: ignore[method-assign]
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, rounds_per_epoch=4)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4)
     warned = [e["message"] for e in sim.sim_members[1].saw("warning")]
     assert any("skips step" in message and "the loss is inf" in message for message in warned)
     assert {e["height"] for e in sim.sim_members[1].saw("trained")} <= {0, 1}
@@ -102,14 +102,14 @@ def _slow_down(sim_member: SimMember, seconds: float) -> None:
 def test_measured_speed_is_declared_for_next_epoch(tmp_path: Path) -> None:
     """All declare 60 sequences a minute. Ten take 2 seconds for two of them and 6 for the third."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         _slow_down(sim_members[2], 3.0)
         await sim.until_finished()
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         max_round_train_time=60,
         global_batch_size_start=30,
         global_batch_size_end=30,
@@ -137,12 +137,12 @@ def test_training_too_late_for_round_is_abandoned(tmp_path: Path) -> None:
     the member.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         _slow_down(sim_members[2], 8.0)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=200, max_round_train_time=5)
+    sim = play(tmp_path, scenario, warmup_time=200, max_round_train_time=5)
     slow = sim.sim_members[2]
     given_up, too_slow = (event["message"] for event in slow.saw("warning")[:2])
     assert given_up == "skipped round 0: too slow, the run moved on"
@@ -162,14 +162,14 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
     drop it.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         alone = sim.add(0)
         _slow_down(alone, 20.0)
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         min_clients=1,
         init_min_clients=1,
         witness_nodes=witnesses,
@@ -194,41 +194,43 @@ def test_lone_too_slow_member_is_warned_once_per_epoch(tmp_path: Path, witnesses
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
+    ("seconds", "is_warned"), [pytest.param(3.0, False, marks=pytest.mark.slow), (7.0, True)]
 )
-def test_measured_speed_includes_all_round_work(tmp_path: Path, seconds: float, told: bool) -> None:
+def test_measured_speed_includes_all_round_work(
+    tmp_path: Path, seconds: float, is_warned: bool
+) -> None:
     """Two jobs belong to the share, and two to the apply and its hashes. A round lasts at most 15
     seconds.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)  # the first round with both the share and the apply
         _slow_down(sim_members[2], seconds)
         await sim.until(lambda run: run.epoch == 1)
 
-    sim = play(tmp_path, story, warmup_time=200)
+    sim = play(tmp_path, scenario, warmup_time=200)
     slow = sim.sim_members[2]
     assert slow.saw("trained")
-    said = [
+    messages = [
         e["message"]
         for sim_member in sim.sim_members
         for e in sim_member.saw("warning")
         if "too slow" in e["message"]
     ]
-    assert bool(said) is told
+    assert bool(messages) is is_warned
     # an abandoned share took more than the measured time
     sentence = (
         r"3 sequences took (more than )?14 s and applying a round's results 14 s, "
         "but a round leaves at most 15 s"
     )
-    assert not told or re.search(sentence, said[0])
-    assert sim.check(dropped=[slow] if told else []) > 0
+    assert not is_warned or re.search(sentence, messages[0])
+    assert sim.check(dropped=[slow] if is_warned else []) > 0
 
 
 @pytest.mark.slow
 def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         offered = {sim_member.name: _offered(sim_member) for sim_member in sim_members}
@@ -241,7 +243,7 @@ def test_snapshot_is_withdrawn_at_next_epochs_first_apply(tmp_path: Path) -> Non
             assert not offered[sim_member.name] & sim_member.transport._blobs.keys()
         await sim.until_finished()
 
-    assert play(tmp_path, story, rounds_per_epoch=4, total_steps=8).check() == 30
+    assert play(tmp_path, scenario, rounds_per_epoch=4, total_steps=8).check() == 30
 
 
 def _offered(sim_member: SimMember) -> set[bytes]:
@@ -261,23 +263,23 @@ def _offered(sim_member: SimMember) -> set[bytes]:
 def test_attestation_contains_measured_upload_speed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[float] = []
+    speeds: list[float] = []
     original = SolanaMember.witness
 
     async def listening(
         self: SolanaMember, *args: Any, bytes_per_sec: float, **others: Any
     ) -> None:
-        told.append(bytes_per_sec)
+        speeds.append(bytes_per_sec)
         await original(self, *args, bytes_per_sec=bytes_per_sec, **others)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
     monkeypatch.setattr(SolanaMember, "witness", listening)
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.check() == 24
     sent = [sim_member.saw("traffic")[-1]["sent"] for sim_member in sim.sim_members]
-    assert min(told) >= 0
-    assert 0 < max(told) < min(sent), "in one second no member sends what it sends in all rounds"
+    assert min(speeds) >= 0
+    assert 0 < max(speeds) < min(sent), "in one second no member sends what it sends in all rounds"

@@ -43,7 +43,7 @@ def _warnings(sim_member: SimMember) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "named"),
+    ("field", "value", "part"),
     [
         ("architecture", 9, "architecture"),
         ("schema_hash", b"\1" * 32, "model or optimizer"),
@@ -51,16 +51,16 @@ def _warnings(sim_member: SimMember) -> list[str]:
         ("max_seq_len", 7, "max_seq_len"),
     ],
 )
-def test_member_of_another_run_than_at_start_ends(field: str, value: Any, named: str) -> None:
+def test_member_of_another_run_than_at_start_ends(field: str, value: Any, part: str) -> None:
     first = builders.model()
     require_unchanged(first, builders.model(checkpoint_step=4, spec_hash=b"\3" * 32))
-    with pytest.raises(RunChanged, match=f"changed its {named} while") as raised:
+    with pytest.raises(RunChanged, match=f"changed its {part} while") as raised:
         require_unchanged(first, builders.model(**{field: value}))
     assert "Restart train" in raised.value.fix
 
 
 def test_member_ends_when_data_of_paused_run_changed(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await _paused_in_epoch_1(sim)
         sim.write_spec(sim.spec.replace(b'"path":"', b'"path":"other/'))
@@ -71,11 +71,11 @@ def test_member_ends_when_data_of_paused_run_changed(tmp_path: Path) -> None:
         assert "data_location" in error.message
         assert sim.run.trained_steps == 3
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)
 
 
 def test_member_continues_after_owner_restored_config(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await _paused_in_epoch_1(sim)
         for spec in (_later_spec(sim), sim.spec.replace(b'"path":"', b'"path":"x'), sim.spec):
@@ -87,7 +87,7 @@ def test_member_continues_after_owner_restored_config(tmp_path: Path) -> None:
         await sim.until_finished()
         assert len(sim_member.saw("applied")) == 6
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)
 
 
 @pytest.mark.parametrize("keeps", [True, False])
@@ -97,7 +97,7 @@ def test_resume_with_unreadable_spec_saves_or_names_loss(
     """The disk was full when epoch 0 ended."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.saves_checkpoints = keeps
         disk.full = True
         sim_member = sim.add(0)
@@ -113,4 +113,4 @@ def test_resume_with_unreadable_spec_saves_or_names_loss(
         lost = [one for one in _warnings(sim_member) if "3 trained steps are lost" in one]
         assert len(lost) == (not keeps)
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)

@@ -64,12 +64,12 @@ def _taken(sim_member: SimMember) -> set[int]:
 def test_three_tiers_change_levels_and_end_equal(
     tmp_path: Path, overlap: int, changes: dict[str, Any]
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=_table(**changes), overlap=overlap, **SHORT)
+    sim = play(tmp_path, scenario, optimizer=_table(**changes), overlap=overlap, **SHORT)
     assert isinstance(sim.model.optimizer, SparseLoCo)
     assert sim.schema.optimizer == sim.model.optimizer
     assert sim.check() == 24
@@ -85,7 +85,7 @@ def test_three_tiers_change_levels_and_end_equal(
 
 @pytest.mark.parametrize("sparseloco", [False, True])
 def test_optimizer_without_results_is_refused_at_join(tmp_path: Path, sparseloco: bool) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         check_model(sim.model, "r")
         alone = replace(sim.model, optimizer=AdamWAlone())
         with pytest.raises(
@@ -97,12 +97,12 @@ def test_optimizer_without_results_is_refused_at_join(tmp_path: Path, sparseloco
         with pytest.raises(Unsuitable, match="does not have \\(it has HfLlama, HfDeepseek"):
             check_model(other, "r")
 
-    play(tmp_path, story, optimizer=_table() if sparseloco else None)
+    play(tmp_path, scenario, optimizer=_table() if sparseloco else None)
 
 
 @pytest.mark.slow
 def test_inner_moments_survive_epochs_but_not_pause(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         assert [_taken(sim_member) for sim_member in sim_members] == [{ROUNDS * STEPS}] * 3
@@ -118,14 +118,14 @@ def test_inner_moments_survive_epochs_but_not_pause(tmp_path: Path) -> None:
         await sim.until_finished()
 
     assert (
-        play(tmp_path, story, optimizer=_table(), rounds_per_epoch=ROUNDS, total_steps=9).check()
+        play(tmp_path, scenario, optimizer=_table(), rounds_per_epoch=ROUNDS, total_steps=9).check()
         > 24
     )
 
 
 @pytest.mark.slow
 def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 1)]
         await sim.until_round(1)
         await sim.kill(sim_members[1])
@@ -141,7 +141,7 @@ def test_killed_member_returns_without_moments_and_stays_equal(tmp_path: Path) -
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         optimizer=_table(inner_optimizer="muon", orthogonal_lr=10.0),
         init_min_clients=4,
         rounds_per_epoch=ROUNDS,

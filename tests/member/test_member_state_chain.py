@@ -126,7 +126,7 @@ def test_remembered_roots_are_bounded(record_commitments: list[tuple[int, int]])
 
 
 def test_result_with_discontinuous_state_is_skipped() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         inbox.hear(1, private=PrivateRoots(NOTHING, root(1), None))
@@ -146,11 +146,11 @@ def test_result_with_discontinuous_state_is_skipped() -> None:
         assert refused["why"].startswith(BROKEN)
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_state_chain_compares_late_earlier_result() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         for height in (4, 5):
             inbox.results.open(plan_of(height))
@@ -163,7 +163,7 @@ def test_state_chain_compares_late_earlier_result() -> None:
         assert set(inbox.results.attestable(4)) == {1}
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 # --- members --------------------------------------------------------------------------------------
@@ -171,20 +171,22 @@ def test_state_chain_compares_late_earlier_result() -> None:
 
 def record_commitments(sim: SimulatedRun) -> dict[str, list[Commitment]]:
     """Return every commitment of every member in order, over restarts."""
-    found: dict[str, list[Commitment]] = {sim_member.name: [] for sim_member in sim.sim_members}
+    commitments: dict[str, list[Commitment]] = {
+        sim_member.name: [] for sim_member in sim.sim_members
+    }
     for sim_member in sim.sim_members:
-        _listen(sim_member, found[sim_member.name])
-    return found
+        _listen(sim_member, commitments[sim_member.name])
+    return commitments
 
 
-def _listen(sim_member: SimMember, found: list[Commitment]) -> None:
+def _listen(sim_member: SimMember, commitments: list[Commitment]) -> None:
     transport = sim_member.transport
     assert transport is not None
     honest = transport.announce
 
     async def announce(data: bytes) -> None:
         if isinstance(one := decode_announcement(data), Commitment):
-            found.append(one)
+            commitments.append(one)
         await honest(data)
 
     transport.announce = announce  # type: ignore[method-assign]
@@ -217,13 +219,13 @@ def test_state_roots_form_chain_over_epochs(
 ) -> None:
     chains: dict[str, list[Commitment]] = {}
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         chains.update(record_commitments(sim))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer, overlap=overlap, **SHORT)
+    sim = play(tmp_path, scenario, optimizer=optimizer, overlap=overlap, **SHORT)
     assert sim.check() > 0
     assert sim.run.epoch > 1
     for chain in chains.values():
@@ -242,7 +244,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
     for remembers in (True, False):
         chains: dict[str, list[Commitment]] = {}
 
-        async def story(
+        async def scenario(
             sim: SimulatedRun, remembers: bool = remembers, chains: Any = chains
         ) -> None:
             sim.stores_optimizer_state = remembers
@@ -259,7 +261,7 @@ def test_restarted_member_resumes_its_saved_state_or_none(tmp_path: Path) -> Non
                 _listen(sim_member, chains[sim_member.name])
             await sim.until_finished()
 
-        sim = play(tmp_path / str(remembers), story, **ALL, **SHORT)
+        sim = play(tmp_path / str(remembers), scenario, **ALL, **SHORT)
         assert sim.check() > 0
         first, *others = (list(breaks(chain)) for chain in chains.values())
         assert [one.epoch for one in first] == [0]
@@ -277,7 +279,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
     from safetensors import safe_open
     from safetensors.torch import save_file
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         await restart(sim)
         for file in (tmp_path / "private").iterdir():
@@ -289,7 +291,7 @@ def test_saved_state_with_another_root_is_damaged(tmp_path: Path) -> None:
             save_file(state, file, metadata=about)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL, **SHORT)
+    sim = play(tmp_path, scenario, **ALL, **SHORT)
     assert sim.check() > 0
     for sim_member in sim.sim_members[1:]:
         (warned,) = (
@@ -306,7 +308,7 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
     again.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -314,7 +316,7 @@ def test_member_exchanging_its_state_delivers_nothing(tmp_path: Path) -> None:
         falsify_results(liar, exchanges(liar))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=4, total_steps=8)
+    sim = play(tmp_path, scenario, rounds_per_epoch=4, total_steps=8)
     liar = sim.sim_members[-1]
     assert sim.check(hostile=[liar]) > 0
     assert sim.run.lost_sequences == 0
@@ -345,7 +347,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
     """
     compared = 0
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         nonlocal compared
         for tier in (0, 0, 0, 0, 1):
             sim.add(tier)
@@ -359,9 +361,9 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
             judged = next(
                 one for one in chains[sim_member.name] if (one.epoch, one.height) == (1, 2)
             )
-            for wanted in (judged.private.before, judged.private.after):
+            for root in (judged.private.before, judged.private.after):
                 for index in range(parts.count):
-                    block = await ask_block(checker, sim_member.id, wanted, parts, index, 5)
+                    block = await ask_block(checker, sim_member.id, root, parts, index, 5)
                     assert len(block.data) == parts.place(index).size
                     compared += 1
             with pytest.raises(RequestRefused):
@@ -375,7 +377,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
         await sim.until_finished()
 
     rules = {"rounds_per_epoch": 4, "total_steps": 8, "verification_percent": 1}
-    assert play(tmp_path, story, **rules).check() > 0
+    assert play(tmp_path, scenario, **rules).check() > 0
     assert compared > 0
 
 
@@ -383,7 +385,7 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
     """The state would reveal the result."""
     refused = 0
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         nonlocal refused
         sim.add(0), sim.add(0), sim.add(0), sim.add(0, seconds=3.0)
         chains = record_commitments(sim)
@@ -402,5 +404,5 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
         await asyncio.sleep(0.2)
         await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
 
-    play(tmp_path, story, rounds_per_epoch=4, verification_percent=1, init_min_clients=4)
+    play(tmp_path, scenario, rounds_per_epoch=4, verification_percent=1, init_min_clients=4)
     assert refused

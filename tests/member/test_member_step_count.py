@@ -62,7 +62,7 @@ def test_round_without_result_is_not_counted_in_saved_model(
 
     monkeypatch.setattr(Announcing, "announce", withheld)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(4)
         await sim.until(lambda _: bool(sim_member.saw("applied", height=2)))
@@ -75,7 +75,7 @@ def test_round_without_result_is_not_counted_in_saved_model(
             event for event in sim_member.saw("warning") if "only a copy" in event["message"]
         ]
 
-    play(tmp_path, story, **LONG | {"overlap": 1, "max_round_train_time": 20})
+    play(tmp_path, scenario, **LONG | {"overlap": 1, "max_round_train_time": 20})
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_apply_under_way_at_stop_is_reported_once(
 ) -> None:
     """The apply of round 2 takes a second, and hashing the model takes another one."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(3)
         await asyncio.sleep(later)
@@ -110,7 +110,7 @@ def test_apply_under_way_at_stop_is_reported_once(
         assert last["hashes"] == cooldown["hashes"]
         assert last["sequences"] == sim.record.settled[0, last["height"]]
 
-    play(tmp_path, story, **LONG)
+    play(tmp_path, scenario, **LONG)
 
 
 @pytest.mark.usefixtures("_finishing_thread")
@@ -119,7 +119,7 @@ def test_model_saved_at_common_stop_includes_pending_apply(
 ) -> None:
     """Both members stop while they apply a round. One of them keeps its seat and saves."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         pair = [sim.add(0, 2.0) for _ in range(2)]
         await sim.until_round(3)
         await asyncio.sleep(0.5)  # the apply takes two seconds
@@ -133,7 +133,7 @@ def test_model_saved_at_common_stop_includes_pending_apply(
         assert steps in applied.values()
         assert stopped["continues"]
 
-    play(tmp_path, story, **LONG | {"init_min_clients": 2})
+    play(tmp_path, scenario, **LONG | {"init_min_clients": 2})
 
 
 @pytest.mark.slow
@@ -142,7 +142,7 @@ def test_undone_steps_are_named_in_saved_model(tmp_path: Path, applied: Counter[
     model.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.saves_checkpoints = False
         first, *others = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)
@@ -158,7 +158,9 @@ def test_undone_steps_are_named_in_saved_model(tmp_path: Path, applied: Counter[
         assert step > 6
 
     play(
-        tmp_path, story, **ALONE | {"rounds_per_epoch": 6, "total_steps": 50, "init_min_clients": 3}
+        tmp_path,
+        scenario,
+        **ALONE | {"rounds_per_epoch": 6, "total_steps": 50, "init_min_clients": 3},
     )
 
 
@@ -167,7 +169,7 @@ def test_unapplied_last_round_is_not_counted_in_saved_model(
 ) -> None:
     """The member is cut off in the last round and cannot fetch its results."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         holder, *others = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(3)
         for other in others:
@@ -177,4 +179,8 @@ def test_unapplied_last_round_is_not_counted_in_saved_model(
         step = await _stop(sim, holder, lambda: _steps(holder))
         assert step < 5
 
-    play(tmp_path, story, **LONG | {"rounds_per_epoch": 5, "init_min_clients": 3, "min_clients": 2})
+    play(
+        tmp_path,
+        scenario,
+        **LONG | {"rounds_per_epoch": 5, "init_min_clients": 3, "min_clients": 2},
+    )

@@ -32,7 +32,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
 ) -> None:
     """`later` is the seconds after a round began: before and after the member attested in it."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         await asyncio.sleep(later)
@@ -52,7 +52,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
         await sim.until_finished()
 
     sim = play(
-        tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5, "overlap": overlap}
+        tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5, "overlap": overlap}
     )
     (sim_member,) = sim.sim_members
     assert not [event for event in sim_member.saw("warning") if "lost" in event["message"]]
@@ -65,7 +65,7 @@ def test_lone_member_stopped_in_mid_epoch_loses_no_step(
 def test_attestation_on_its_way_at_stop_loses_no_step(tmp_path: Path, overlap: int) -> None:
     """Otherwise it arrives later, and the epoch ends with a step that the saved model lacks."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         assert sim_member.chain is not None
@@ -83,14 +83,14 @@ def test_attestation_on_its_way_at_stop_loses_no_step(tmp_path: Path, overlap: i
         assert sim.run.trained_steps == stopped["step"] == sim.model.checkpoint_step - 1
         assert not sim_member.saw("warning")
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "overlap": overlap})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "overlap": overlap})
 
 
 @pytest.mark.parametrize("later", [0.0, 1.5])
 def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float) -> None:
     """Nobody ticked meanwhile. `later`: before and after the member attested in its last round."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         await asyncio.sleep(later)
@@ -104,12 +104,12 @@ def test_wait_resumed_after_deadline_names_its_end(tmp_path: Path, later: float)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
         assert waiting["ends_in"] - 5 < sim.now - began < waiting["ends_in"] + 5
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "round_witness_time": 20})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "round_witness_time": 20})
 
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_resumed_member_stopped_before_epoch_ends_loses_no_step(tmp_path: Path, how: str) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         await sim.stop(sim_member)
@@ -128,13 +128,13 @@ def test_resumed_member_stopped_before_epoch_ends_loses_no_step(tmp_path: Path, 
         assert sim.run.trained_steps == stops[0]["step"] == sim.model.checkpoint_step - 1
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5})
+    sim = play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "total_steps": 5})
     (sim_member,) = sim.sim_members
     assert not [event for event in sim_member.saw("warning") if "lost" in event["message"]]
 
 
 def test_last_level_holder_saves_copy_when_stopped(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         sim.add(1)
         await sim.until_round(3)
@@ -148,12 +148,12 @@ def test_last_level_holder_saves_copy_when_stopped(tmp_path: Path) -> None:
         assert Path(stopped["path"]).name == f"sim-step{stopped['step']}"
         assert sim_member.saw("left")
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 2})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 2})
 
 
 @pytest.mark.slow
 def test_run_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         await sim.stop(sim_member)
@@ -172,7 +172,7 @@ def test_run_continued_without_saved_steps_is_reported(tmp_path: Path) -> None:
         assert is_protected(Path(copy[1]))
         assert f'write path = "{copy[1]}" in [model.LLM.checkpoint.Local]' in message
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)
 
 
 @pytest.mark.parametrize("frees_space", [True, False])
@@ -187,7 +187,7 @@ def test_stopped_member_with_full_disk_stays_and_retries(
         disk.full = len(tries) < 3 or not frees_space
         return len(tries) < 4
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         disk.full = True
@@ -196,7 +196,7 @@ def test_stopped_member_with_full_disk_stays_and_retries(
         assert [event["continues"] for event in sim_member.saw("stopped")] == [True] * frees_space
         assert len(sim_member.saw("warning")) == 1
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
 
 
 def test_second_stop_with_full_disk_tries_once_more(
@@ -209,7 +209,7 @@ def test_second_stop_with_full_disk_tries_once_more(
         tries.append(saved)
         return True
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         disk.full = True
@@ -222,11 +222,11 @@ def test_second_stop_with_full_disk_tries_once_more(
         assert tries == [False, False, True]
         assert sim_member.saw("stopped")[0]["continues"]
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
 
 
 def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member, *others = [sim.add(tier) for tier in (0, 1, 1)]
         await sim.until(lambda run: len(sim_member.saw("trained")) == 2)
         for other in others:
@@ -247,13 +247,13 @@ def test_stopped_member_without_last_results_saves_step_before(tmp_path: Path) -
             "cannot fetch the last results" in one and "saves step 1" in one for one in warnings
         )
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 3})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "init_min_clients": 3})
 
 
 def test_member_of_run_that_went_back_saves_only_its_own_steps(tmp_path: Path) -> None:
     """Otherwise the checkpoint's model would replace the copy of the lost steps."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(3)
         await sim.kill(sim_member)
@@ -271,7 +271,7 @@ def test_member_of_run_that_went_back_saves_only_its_own_steps(tmp_path: Path) -
         names = {Path(event["path"]).name for event in sim_member.saw("stopped")}
         assert names == {f"sim-step{sim_member.saw('stopped')[-1]['step']}"}
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20, "total_steps": 30})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20, "total_steps": 30})
 
 
 async def _through_full_disk(sim: SimulatedRun, disk: Disk, state: RunState) -> SimMember:
@@ -291,7 +291,7 @@ def test_stop_between_epochs_records_unsaved_model(
     """The disk was full in the cooldown, so no checkpoint has the epoch's steps."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = await _through_full_disk(sim, disk, state)
         assert sim.model.checkpoint_step == 0
         await sim.stop(sim_member)
@@ -305,7 +305,7 @@ def test_stop_between_epochs_records_unsaved_model(
         await sim.until_finished()
         assert [event["step"] for event in sim_member.saw("applied")] == [1, 2, 3, 4, 5, 6]
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)
 
 
 def test_stop_during_warm_up_hash_check_records_checkpoint(
@@ -314,7 +314,7 @@ def test_stop_during_warm_up_hash_check_records_checkpoint(
     """The disk was full in the cooldown, and hashing the replica in warm-up takes a second."""
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = await _through_full_disk(sim, disk, RunState.WARMUP)
         await asyncio.sleep(0.5)
         assert sim_member.saw("model")[-1]["step"] == 0
@@ -323,7 +323,7 @@ def test_stop_during_warm_up_hash_check_records_checkpoint(
         assert (stopped["step"], stopped["continues"]) == (3, True)
         assert sim.model.checkpoint_step - 1 == 3
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)
 
 
 def test_stop_between_epochs_tells_if_record_is_refused(
@@ -331,7 +331,7 @@ def test_stop_between_epochs_tells_if_record_is_refused(
 ) -> None:
     disk = Disk(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = await _through_full_disk(sim, disk, RunState.WAITING_FOR_MEMBERS)
         assert sim_member.chain is not None
 
@@ -348,4 +348,4 @@ def test_stop_between_epochs_tells_if_record_is_refused(
         assert stake is not None
         assert (stake.steps, stake.goes_back) == (3, True)
 
-    play(tmp_path, story, **ALONE)
+    play(tmp_path, scenario, **ALONE)

@@ -30,8 +30,10 @@ ROUNDS = 8
 def _late(sim_member: SimMember, seconds: float) -> None:
     """Delay every announcement of a result by this time."""
 
-    async def lie(said: object, transport: object) -> None:
-        asyncio.get_running_loop().call_later(seconds, tell_all, transport, sign(sim_member, said))  # type: ignore[arg-type]
+    async def lie(announcement: object, transport: object) -> None:
+        asyncio.get_running_loop().call_later(
+            seconds, tell_all, transport, sign(sim_member, announcement)
+        )  # type: ignore[arg-type]
 
     falsify_results(sim_member, lie)
 
@@ -46,7 +48,7 @@ def _rounds(sim_member: SimMember) -> list[float]:
 def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: int) -> None:
     """It always announces after 78 % of the limit."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         if late:
@@ -57,7 +59,7 @@ def test_always_late_member_costs_one_round_per_epoch(tmp_path: Path, overlap: i
     for late in (False, True):
         sim = play(
             tmp_path / str(late),
-            story,
+            scenario,
             init_min_clients=4,
             rounds_per_epoch=ROUNDS,
             total_steps=2 * ROUNDS,
@@ -107,14 +109,14 @@ def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
     missed it.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(0)
         _late_by_level(sim, sim_members[3], 13.0)
         await sim.until(lambda run: run.epoch == 1)
 
     rules = {"init_min_clients": 4, "min_clients": 2, "rounds_per_epoch": 12, "total_steps": 24}
-    sim = play(tmp_path, story, **rules, max_round_train_time=15)
+    sim = play(tmp_path, scenario, **rules, max_round_train_time=15)
     assert sim.check(hostile=sim.sim_members[3:]) > 0
     assert sum(seconds > 0.78 * 15 for seconds in _rounds(sim.sim_members[0])) == 1
     assert {sim.members.seats[seat].signer for _, seat in sim.record.dropped} == {
@@ -127,7 +129,7 @@ def test_member_late_on_each_level_costs_one_round(tmp_path: Path) -> None:
 def test_honest_member_slow_for_some_rounds_loses_nothing(
     tmp_path: Path, times: float, rounds: int
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         slow = sim_members[2].compute
@@ -139,7 +141,7 @@ def test_honest_member_slow_for_some_rounds_loses_nothing(
 
     sim = play(
         tmp_path,
-        story,
+        scenario,
         init_min_clients=4,
         rounds_per_epoch=ROUNDS,
         total_steps=2 * ROUNDS,
@@ -157,7 +159,7 @@ def test_honest_member_slow_for_some_rounds_loses_nothing(
 def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> None:
     """The next epoch uses the measured speed."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 0)]
         await sim.until_round(1)
         assert sim_members[2].compute is not None
@@ -171,7 +173,7 @@ def test_overdeclared_speed_is_reported_and_costs_one_epoch(tmp_path: Path) -> N
         "warmup_time": 100,
     }
     batch = {"global_batch_size_start": 45, "global_batch_size_end": 45}
-    sim = play(tmp_path, story, init_min_clients=4, **rules, **batch)
+    sim = play(tmp_path, scenario, init_min_clients=4, **rules, **batch)
     slow = sim.sim_members[2]
     messages = [e["message"] for e in slow.saw("warning") if "for its share" in e["message"]]
     assert len(messages) == 1
@@ -251,7 +253,7 @@ def test_key_lateness_is_charged_once() -> None:
 def test_next_duty_counts_members_left_out_by_quorum(
     attested: int, next_height: int, left_out: set[int]
 ) -> None:
-    async def story() -> Allowances:
+    async def scenario() -> Allowances:
         inbox = ResultInbox()
         allowances = Allowances(20.0)
         inbox.results.open(plan_of(4))
@@ -274,7 +276,7 @@ def test_next_duty_counts_members_left_out_by_quorum(
         )
         return allowances
 
-    assert run_virtual(story()).left_out == left_out
+    assert run_virtual(scenario()).left_out == left_out
 
 
 def test_stragglers_before_two_thirds_delivered_are_awaited() -> None:

@@ -85,7 +85,7 @@ def test_deepseek_tiers_with_mixed_experts_stay_equal(tmp_path: Path) -> None:
 def _play(keys: dict[str, Any], tmp_path: Path) -> None:
     config = config_of(CONFIG.to_hf() | keys)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
         await sim.until_round(1)
         await sim.kill(sim_members[2])
@@ -93,24 +93,24 @@ def _play(keys: dict[str, Any], tmp_path: Path) -> None:
         sim.start(sim_members[2])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, config=config, **SHORT)
+    sim = play(tmp_path, scenario, config=config, **SHORT)
     assert sim.check(dropped=[sim.sim_members[2]]) > 24
 
 
 def test_run_without_weights_starts_equal_from_seed(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, stored=False, **SHORT)
+    sim = play(tmp_path, scenario, stored=False, **SHORT)
     assert sim.check() == 24
-    named = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
+    checkpoint = Checkpoint(CheckpointKind.DUMMY, str(tmp_path / "model"), "")
     for tier in range(3):
         origin = Origin(
             sim.schema, tier, "auto", torch.device("cpu"), PassSize(4, "off"), lambda: 0.0
         )
-        first = origin.durable(named)
-        wanted = init_weights(sim.config, DUMMY_SEED, tier)
-        assert first.keys() == wanted.keys()
-        assert all(torch.equal(first[name], wanted[name]) for name in wanted)
+        first = origin.durable(checkpoint)
+        expected = init_weights(sim.config, DUMMY_SEED, tier)
+        assert first.keys() == expected.keys()
+        assert all(torch.equal(first[name], expected[name]) for name in expected)

@@ -55,7 +55,7 @@ def _told(sim_member: SimMember) -> list[str]:
 def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -> None:
     """Two holders of a level attest different hashes, or one of three attests a wrong hash."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         tiers = (0, 1, 2, 0) if parted == "a newcomer" else (0, 0, 1, 0)
         sim_members = [sim.add(tier) for tier in tiers]
         await sim.until(lambda run: run.state is RunState.WARMUP)
@@ -73,7 +73,7 @@ def test_inconsistent_offers_do_not_fork_replicas(tmp_path: Path, parted: str) -
         await sim.until(lambda run: run.epoch == 2)
 
     sim = play(
-        tmp_path, story, init_min_clients=4, min_clients=2, rounds_per_epoch=3, total_steps=400
+        tmp_path, scenario, init_min_clients=4, min_clients=2, rounds_per_epoch=3, total_steps=400
     )
     honest = [
         sim_member for sim_member in sim.sim_members if sim_member is not sim.sim_members[HOSTILE]

@@ -12,12 +12,12 @@ from member.short_runs import SHORT
 
 
 def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, scenario)
     assert sim.run.lost_sequences == 0
     assert not sim.run.backlog
     assert sim.check() == 42
@@ -32,14 +32,14 @@ def test_three_tiers_train_to_the_end(tmp_path: Path) -> None:
 
 
 def test_late_joiner_loads_model_from_peers(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
         sim.add(0)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     late = sim.sim_members[3]
     assert [event["source"] for event in late.saw("model")] == ["peers"]
     assert len(late.saw("applied")) == 3
@@ -47,7 +47,7 @@ def test_late_joiner_loads_model_from_peers(tmp_path: Path) -> None:
 
 
 def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.kill(sim_members[1])
@@ -55,7 +55,7 @@ def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
         sim.start(sim_members[1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert any(sim_member.saw("dropped") for sim_member in sim.sim_members)
     assert "peers" in [event["source"] for event in sim.sim_members[1].saw("model")]
     assert sim.run.lost_sequences == 0
@@ -63,7 +63,7 @@ def test_killed_member_is_dropped_and_its_share_redone(tmp_path: Path) -> None:
 
 
 def test_pause_and_resume_keeps_replicas(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_round(1)
@@ -73,13 +73,13 @@ def test_pause_and_resume_keeps_replicas(tmp_path: Path) -> None:
         for sim_member in sim.sim_members:
             await sim.until(
                 lambda _, p=sim_member: any(
-                    "is paused" in told["message"] for told in p.saw("warning")
+                    "is paused" in event["message"] for event in p.saw("warning")
                 )
             )
         sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     for sim_member in sim.sim_members:
         assert [e["source"] for e in sim_member.saw("model")][1:] == ["its own replica"] * 2, (
             sim_member.name
@@ -93,7 +93,7 @@ def test_pause_in_warm_up_keeps_replicas(tmp_path: Path) -> None:
     checkpoint.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
@@ -102,7 +102,7 @@ def test_pause_in_warm_up_keeps_replicas(tmp_path: Path) -> None:
         sim.pause(False)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     for sim_member in sim.sim_members:
         assert {e["source"] for e in sim_member.saw("model")[1:]} == {"its own replica"}, (
             sim_member.name
@@ -112,7 +112,7 @@ def test_pause_in_warm_up_keeps_replicas(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_members_leaving_in_warm_up_can_return(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.state is RunState.WARMUP)
         for sim_member in sim_members:
@@ -122,14 +122,14 @@ def test_all_members_leaving_in_warm_up_can_return(tmp_path: Path) -> None:
             sim.start(sim_member)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.check() == 24
     assert sim.run.lost_sequences == 0
 
 
 @pytest.mark.slow
 def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WARMUP)
         await sim.stop(sim_members[2])
@@ -137,7 +137,7 @@ def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
         sim.start(sim_members[2])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, min_clients=3, **SHORT)
+    sim = play(tmp_path, scenario, min_clients=3, **SHORT)
     for sim_member in sim.sim_members[:2]:
         assert {e["source"] for e in sim_member.saw("model")[1:]} == {"its own replica"}, (
             sim_member.name
@@ -147,7 +147,7 @@ def test_leaving_in_warm_up_costs_no_other_replica(tmp_path: Path) -> None:
 
 
 def test_all_members_killed_resume_from_durable_checkpoint(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1, epoch=1)
         for sim_member in sim_members:
@@ -166,13 +166,13 @@ def test_all_members_killed_resume_from_durable_checkpoint(tmp_path: Path) -> No
         )
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.run.lost_sequences == 0
     sim.check()
 
 
 def test_member_leaves_and_others_continue(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         await sim.stop(sim_members[0])
@@ -180,7 +180,7 @@ def test_member_leaves_and_others_continue(tmp_path: Path) -> None:
         sim.start(sim_members[0])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **SHORT)
+    sim = play(tmp_path, scenario, **SHORT)
     assert sim.sim_members[0].saw("left")
     assert not sim.record.dropped
     sim.check()

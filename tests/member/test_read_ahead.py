@@ -19,10 +19,10 @@ class Faulty(DummyTokens):
     def __init__(self, *faults: DataError) -> None:
         super().__init__(4, 50)
         self.faults = list(faults)
-        self.asked = 0
+        self.reads = 0
 
     def read(self, indices: Sequence[int]) -> Sequences:
-        self.asked += 1
+        self.reads += 1
         if self.faults:
             raise self.faults.pop(0)
         return super().read(indices)
@@ -49,7 +49,7 @@ def test_unreachable_source_is_reported_once_and_retried() -> None:
         source = Faulty(*[SourceUnavailable("http://x does not answer")] * 4)
         share = await Reading(inbox.ports, InlineWorker(), source).share([3])
         assert share.shape == (1, 4)
-        assert source.asked == 5
+        assert source.reads == 5
         messages = [event["message"] for event in inbox.events if event["kind"] == "warning"]
         assert messages == [
             "http://x does not answer; this member continues when it is available again"

@@ -54,7 +54,7 @@ def _purse(sim: SimulatedRun, sim_member: SimMember, lamports: int) -> None:
 def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -> None:
     """The others wait for it until the round's time is up, and continue without it."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0)
         tries = _tries(sim, sim_members[1], "witness", "BadParticipation")
@@ -64,7 +64,7 @@ def test_permanently_refused_attestation_is_tried_once_a_round(tmp_path: Path) -
         assert set(times.values()) == {1}
         assert len(_told(sim_members[1], "the attestation of round")) == len(times)
 
-    assert play(tmp_path, story, rounds_per_epoch=3).check() > 0
+    assert play(tmp_path, scenario, rounds_per_epoch=3).check() > 0
 
 
 def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
     leave.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(0)
         tries = _tries(sim, sim_members[1], "witness", "NotElected")
@@ -82,12 +82,12 @@ def test_attestation_is_retried_often_when_next_in_line(tmp_path: Path) -> None:
         assert all(after - before < 1 for before, after in itertools.pairwise(times))
         assert not _told(sim_members[1], "the attestation of round")
 
-    play(tmp_path, story, round_witness_time=3)
+    play(tmp_path, scenario, round_witness_time=3)
 
 
 @pytest.mark.slow
 def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         tries = {
@@ -109,7 +109,7 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
         await sim.until_finished()
         assert all(sim_member.saw("witnessed", height=1, sent=True) for sim_member in sim_members)
 
-    sim = play(tmp_path, story, max_round_train_time=90, **SHORT)
+    sim = play(tmp_path, scenario, max_round_train_time=90, **SHORT)
     assert sim.check() == 24
     assert sim.run.lost_sequences == 0
 
@@ -118,7 +118,7 @@ def test_empty_wallet_is_retried_with_backoff_until_funded(tmp_path: Path) -> No
     "name", ["BadParticipation", pytest.param("InsufficientFunds", marks=pytest.mark.slow)]
 )
 def test_refused_readiness_report_is_not_repeated(tmp_path: Path, name: str) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         tries = [_tries(sim, sim_member, "warmup_witness", name) for sim_member in sim_members[1:]]
         began = (await sim.until(lambda run: run.state is RunState.WARMUP)).state_started_at
@@ -129,4 +129,4 @@ def test_refused_readiness_report_is_not_repeated(tmp_path: Path, name: str) -> 
             assert len(_told(sim_member, "the report that this member is ready")) == 1
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
 
-    assert play(tmp_path, story, rounds_per_epoch=2).check() > 0
+    assert play(tmp_path, scenario, rounds_per_epoch=2).check() > 0

@@ -91,23 +91,23 @@ def test_member_with_empty_share_owes_and_announces_nothing() -> None:
 
 
 def test_result_with_all_levels_is_held() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
-        said = inbox.hear(1)
+        commitment = inbox.hear(1)
         assert inbox.results.announced(4) == {1}
         assert inbox.results.attestable(4) == {}
         assert inbox.results.settled(4) == frozenset()
         await asyncio.sleep(1)
-        assert inbox.results.attestable(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: commitment.digest}
         assert inbox.results.settled(4) == {1}
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_repeated_announcement_changes_nothing() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         inbox.hear(1)
@@ -115,32 +115,32 @@ def test_repeated_announcement_changes_nothing() -> None:
         await asyncio.sleep(1)
         assert len(inbox.results.candidates(4, 1)) == 1
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_member_without_share_is_not_banned_for_strangers() -> None:
     """Anyone can create many keys, and peers relay what those sign."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         for number in range(40):
             key = bytes([100 + number // 39]) * 32
             sender = bytes(Keypair.from_seed(key).pubkey())
-            said = msgspec.structs.replace(
+            commitment = msgspec.structs.replace(
                 commitment_of(None, 1), sender=sender, loss=float(number)
             )
-            inbox.results.admit(said, encode_announcement(said, key))
+            inbox.results.admit(commitment, encode_announcement(commitment, key))
         assert inbox.transports[0].barred == []
         for number in range(17):
             inbox.hear(1, loss=float(number), schema_hash=bytes(32))
         assert [who for who, _ in inbox.transports[0].barred] == [p2p_of(1)]
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_early_announcements_wait_for_their_round() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         inbox.hear(1, 5)
@@ -148,11 +148,11 @@ def test_early_announcements_wait_for_their_round() -> None:
         inbox.results.open(plan_of(5))
         assert inbox.results.announced(5) == {1}
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_announcements_of_other_epochs_or_far_ahead_are_dropped() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         inbox.hear(1, 9)
@@ -160,16 +160,16 @@ def test_announcements_of_other_epochs_or_far_ahead_are_dropped() -> None:
         inbox.hear(1, 3)
         assert inbox.results._early == {}
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_old_rounds_are_forgotten_and_payloads_withdrawn() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = inbox.hear(2, signer=(2).to_bytes(32, "big"))
+        commitment = inbox.hear(2, signer=(2).to_bytes(32, "big"))
         await asyncio.sleep(1)
-        digest = said.levels[2].blake3
+        digest = commitment.levels[2].blake3
         assert digest in inbox.transports[0]._blobs
         for height in (5, 6, 7):
             inbox.results.open(plan_of(height))
@@ -178,11 +178,11 @@ def test_old_rounds_are_forgotten_and_payloads_withdrawn() -> None:
         assert inbox.results.plan(4) is None
         assert digest not in inbox.transports[0]._blobs
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_applied_round_frees_votes_and_serves_payloads() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         digest = inbox.hear(1).levels[2].blake3
@@ -195,13 +195,13 @@ def test_applied_round_frees_votes_and_serves_payloads() -> None:
         assert inbox.results.attestable(4) == {1: candidate.digest}
         assert digest in inbox.transports[0]._blobs
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_payload_named_by_newer_round_stays_served() -> None:
     """Real results never have equal bytes, but anyone may name another's digest."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         levels = inbox.hear(1).levels
@@ -214,13 +214,13 @@ def test_payload_named_by_newer_round_stays_served() -> None:
         inbox.results.open(plan_of(8))
         assert digest in inbox.transports[0]._blobs
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_unfetched_payload_is_not_withdrawn() -> None:
     """A liar that names another payload's digest must not stop us from serving that payload."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         ours = inbox.transports[0].publish(b"a tensor for joiners")
@@ -234,14 +234,14 @@ def test_unfetched_payload_is_not_withdrawn() -> None:
         inbox.results.close()
         assert ours in inbox.transports[0]._blobs
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_payload_comes_from_another_holder_without_its_trainer() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = commitment_of(inbox.transports[1], 1)
+        commitment = commitment_of(inbox.transports[1], 1)
         for data in inbox.transports[1]._blobs.values():
             inbox.transports[0]._network._nodes[p2p_of(2)].publish(data)
         members = three_members()
@@ -250,12 +250,12 @@ def test_payload_comes_from_another_holder_without_its_trainer() -> None:
         inbox.results.begin(2)
         inbox.results.open(replace(plan_of(4), seats=tuple(seats)))
         inbox.transports[0]._network.crash(p2p_of(1))
-        inbox.results.hear(said, encode_announcement(said, SECRETS[1]))
-        inbox.tell(key_to(said))
+        inbox.results.hear(commitment, encode_announcement(commitment, SECRETS[1]))
+        inbox.tell(key_to(commitment))
         await asyncio.sleep(2)
-        assert inbox.results.attestable(4) == {1: said.digest}
+        assert inbox.results.attestable(4) == {1: commitment.digest}
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 class _HasForOthers(ResultInbox):
@@ -284,7 +284,7 @@ class _HasForOthers(ResultInbox):
 
 
 def test_witness_fetches_its_own_levels_first() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = _HasForOthers()
         own = await inbox.hear_without(2)
         assert inbox.fetched() == []
@@ -293,11 +293,11 @@ def test_witness_fetches_its_own_levels_first() -> None:
         assert inbox.fetched() == [1, 2]
         assert list(inbox.results.attestable(4)) == [1]
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_witness_stops_fetching_for_others_after_attesting() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = _HasForOthers()
         lacking = await inbox.hear_without(1)
         assert not inbox.results.attestable(4)
@@ -308,11 +308,11 @@ def test_witness_stops_fetching_for_others_after_attesting() -> None:
         assert inbox.fetched() == [2]
         assert not [event for event in inbox.events if event["kind"] == "warning"]
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_only_first_failures_of_payload_are_reported() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of())
         payload = LevelPayload(b"d" * 32, SCHEMA.results.payload_bytes(2))
@@ -325,18 +325,18 @@ def test_only_first_failures_of_payload_are_reported() -> None:
         assert not inbox.results.payloads.is_decoded(inbox.results.candidates(4, 2)[0])
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_peer_questions_are_answered_and_malformed_ones_not() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = inbox.hear_sealed(1)
+        commitment = inbox.hear_sealed(1)
         ask = inbox.results._answer
         assert msgspec.msgpack.decode(
             await ask(b"", msgspec.msgpack.encode((4, [1, 1, 2, 99999])))
-        ) == [encode_announcement(said, SECRETS[1])]
+        ) == [encode_announcement(commitment, SECRETS[1])]
         assert msgspec.msgpack.decode(await ask(b"", msgspec.msgpack.encode((77, [1])))) == []
         everybody = msgspec.msgpack.encode((4, list(range(256))))
         assert len(msgspec.msgpack.decode(await ask(b"", everybody))) == 1
@@ -351,14 +351,14 @@ def test_peer_questions_are_answered_and_malformed_ones_not() -> None:
             with pytest.raises(RequestRefused):
                 await ask(b"", nonsense)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(
     "reply", [b"", b"\xff\xff", msgspec.msgpack.encode([b"no", b"announcement"]), b"\x90"]
 )
 def test_malformed_peer_answer_is_rejected(reply: bytes) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
 
@@ -367,51 +367,53 @@ def test_malformed_peer_answer_is_rejected(reply: bytes) -> None:
 
         inbox.transports[1].handle("commitments", answer)
         await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
-            4, [1, 2], lambda said: True
+            4, [1, 2], lambda commitment: True
         )
         assert inbox.results.announced(4) == frozenset()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_answer_counts_only_for_requested_round_and_seats() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         replies = [commitment_of(None, 1), commitment_of(None, 2)]
 
         async def answer(peer: bytes, body: bytes) -> bytes:
             return msgspec.msgpack.encode(
-                [encode_announcement(said, SECRETS[said.seat]) for said in replies]
+                [encode_announcement(reply, SECRETS[reply.seat]) for reply in replies]
             )
 
         inbox.transports[1].handle("commitments", answer)
         await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
-            4, [2], lambda said: False
+            4, [2], lambda commitment: False
         )
         assert inbox.results.announced(4) == {2}
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(("values", "barred"), [(8, False), (9, True), (65_530, True)])
 def test_oversized_answer_bans_the_peer(values: int, barred: bool) -> None:
     """The question is about one seat. The member reads no more than one seat can need."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
-        said = encode_announcement(commitment_of(None, 2), SECRETS[2])
+        announcement = encode_announcement(commitment_of(None, 2), SECRETS[2])
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            return msgspec.msgpack.encode([said] + [said if values < 10 else b""] * (values - 1))
+            return msgspec.msgpack.encode(
+                [announcement] + [announcement if values < 10 else b""] * (values - 1)
+            )
 
         kept_out: list[bytes] = []
         inbox.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
         inbox.transports[1].handle("commitments", answer)
         await Collector(inbox.ports, inbox.role.levels, inbox.results, 2).ask(
-            4, [2], lambda said: False
+            4, [2], lambda commitment: False
         )
         assert (inbox.results.announced(4) == {2}) is not barred
         assert (p2p_of(1) in kept_out) is (values == 9), (
@@ -419,7 +421,7 @@ def test_oversized_answer_bans_the_peer(values: int, barred: bool) -> None:
         )
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(("relay", "barred"), [(1, False), (2, True)])
@@ -428,22 +430,24 @@ def test_signer_is_liable_only_for_what_it_sends(relay: int, barred: bool) -> No
     sends them.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results.open(plan_of(4))
         seeds = iter(range(1000, 2000))
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            said = [commitment_of(None, 2, seed=next(seeds)) for _ in range(4)]
-            return msgspec.msgpack.encode([encode_announcement(one, SECRETS[2]) for one in said])
+            commitments = [commitment_of(None, 2, seed=next(seeds)) for _ in range(4)]
+            return msgspec.msgpack.encode(
+                [encode_announcement(one, SECRETS[2]) for one in commitments]
+            )
 
         kept_out: list[bytes] = []
         inbox.transports[0].bar = lambda peer, why: kept_out.append(peer)  # type: ignore[method-assign]
         inbox.transports[relay].handle("commitments", answer)
         collector = Collector(inbox.ports, inbox.role.levels, inbox.results, 2)
         for _ in range(5):
-            await collector.ask(4, [2], lambda said: False)
+            await collector.ask(4, [2], lambda commitment: False)
         assert (p2p_of(2) in kept_out) is barred
         assert p2p_of(1) not in kept_out
 
-    run_virtual(story())
+    run_virtual(scenario())

@@ -39,25 +39,25 @@ def files_of(sim: SimulatedRun, sim_member: SimMember) -> dict[str, bytes]:
 
 def results_of(sim: SimulatedRun, sim_member: SimMember) -> dict[int, list[GradientFile]]:
     """Return the files by step, in the order of seats."""
-    found: dict[int, list[GradientFile]] = defaultdict(list)
+    files_by_step: dict[int, list[GradientFile]] = defaultdict(list)
     for name in files_of(sim, sim_member):
         file = read_gradient_file(sim.place / "gradients" / sim_member.name / name)
         assert file.name == name
-        found[file.origin.step].append(file)
+        files_by_step[file.origin.step].append(file)
     return {
         step: sorted(files, key=lambda file: file.origin.seat)
-        for step, files in sorted(found.items())
+        for step, files in sorted(files_by_step.items())
     }
 
 
 def whole_run(tmp_path: Path, tiers: Sequence[int], **rules: Any) -> SimulatedRun:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in tiers:
             sim.add(tier)
         await sim.until_finished()
 
-    return play(tmp_path, story, **SHORT, **rules)
+    return play(tmp_path, scenario, **SHORT, **rules)
 
 
 @pytest.mark.slow
@@ -92,9 +92,11 @@ def test_gradient_files_contain_applied_votes(
         for event in sim_member.saw("joined")
     }
     for sim_member in sim.sim_members:
-        kept = results_of(sim, sim_member)
-        assert [*kept] == [*STEPS]
-        for (step, files), (votes, lr) in zip(kept.items(), applied[sim_member.tier], strict=True):
+        files_by_step = results_of(sim, sim_member)
+        assert [*files_by_step] == [*STEPS]
+        for (step, files), (votes, lr) in zip(
+            files_by_step.items(), applied[sim_member.tier], strict=True
+        ):
             assert {file.origin.seat: file.origin.tier for file in files} == tiers
             assert (
                 {file.origin.learning_rate for file in files}
@@ -104,9 +106,9 @@ def test_gradient_files_contain_applied_votes(
             decoded = [file.votes() for file in files]
             for level in range(sim_member.tier, 3):
                 expected = votes[level]
-                found = [one[level] for one in decoded if level in one]
-                assert len(found) == len(expected) > 0
-                for one, other in zip(found, expected, strict=True):
+                level_votes = [one[level] for one in decoded if level in one]
+                assert len(level_votes) == len(expected) > 0
+                for one, other in zip(level_votes, expected, strict=True):
                     assert torch.equal(one.positions, other.positions)
                     assert torch.equal(one.values, other.values)
 
@@ -121,7 +123,7 @@ def _full(target: Path) -> Iterator[BinaryIO]:
 def test_full_disk_is_one_warning_each_time_it_fills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         sim.add(0)
         for room, full in (((2, 0), (3, 0)), ((1, 1), (3, 1))):
@@ -131,7 +133,7 @@ def test_full_disk_is_one_warning_each_time_it_fills(
                 await sim.until_round(full[0], epoch=full[1])
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
+    sim = play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 4, "total_steps": 8})
     sim.check()
     (sim_member,) = sim.sim_members
     messages = [event["message"] for event in sim_member.saw("warning")]
@@ -139,15 +141,15 @@ def test_full_disk_is_one_warning_each_time_it_fills(
     for message in messages:
         assert "not all results of step" in message
         assert f"the disk of {sim.place / 'gradients' / sim_member.name} is full" in message
-    kept = {int(name.split("-")[1]) for name in files_of(sim, sim_member)}
-    assert {4, 8} <= kept < {*range(1, 9)}
+    steps = {int(name.split("-")[1]) for name in files_of(sim, sim_member)}
+    assert {4, 8} <= steps < {*range(1, 9)}
 
 
 @pytest.mark.slow
 def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> None:
     """A file replaces one member's directory. The other's directory is only removed."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         for tier in (0, 2):
             sim.add(tier)
@@ -157,7 +159,7 @@ def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> No
         (sim.place / "gradients" / "m0").write_text("in the way")
         await sim.until_finished()
 
-    sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
+    sim = play(tmp_path, scenario, init_min_clients=2, rounds_per_epoch=4, total_steps=8)
     assert sim.check() == 10
     (warning,) = sim.sim_members[0].saw("warning")
     assert f"cannot write to {sim.place / 'gradients' / 'm0'}" in warning["message"]
@@ -167,7 +169,7 @@ def test_removed_gradient_directory_is_recreated_or_warned(tmp_path: Path) -> No
 
 @pytest.mark.slow
 def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.writes_gradients = True
         slow = sim.add(0)
         sim.add(2)
@@ -176,7 +178,7 @@ def test_slow_gradient_disk_costs_files_but_no_memory(tmp_path: Path) -> None:
         assert len(slow.member._gradients._writing) <= 4  # type: ignore[union-attr]
         await sim.until_finished()
 
-    sim = play(tmp_path, story, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
+    sim = play(tmp_path, scenario, init_min_clients=2, rounds_per_epoch=12, total_steps=12)
     assert sim.compare(sim.sim_members) > 0
     messages = [event["message"] for event in sim.sim_members[0].saw("warning")]
     assert any("is slower than the rounds" in message for message in messages)
@@ -194,14 +196,14 @@ OURS = "0123456789abcdef"
 
 def test_unwritable_gradient_directory_is_refused_before_join(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    named = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
+    options = {"run_id": "r", "write_gradients_dir": tmp_path / "file" / "gradients"}
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*Not a directory"):
-        gradients_directory(TrainSettings(**named), OURS).__enter__()
+        gradients_directory(TrainSettings(**options), OURS).__enter__()
     with pytest.raises(Unsuitable, match=r"--write-gradients-dir .*/file: it is a file"):
         gradients_directory(
-            TrainSettings(**named | {"write_gradients_dir": tmp_path / "file"}), OURS
+            TrainSettings(**options | {"write_gradients_dir": tmp_path / "file"}), OURS
         ).__enter__()
-    ours = TrainSettings(**named | {"write_gradients_dir": tmp_path / "new"})
+    ours = TrainSettings(**options | {"write_gradients_dir": tmp_path / "new"})
     with gradients_directory(ours, OURS):
         (tmp_path / "new" / ".step-000001-member-0.safetensors.partial").write_bytes(b"half")
         with pytest.raises(Unsuitable, match="another process on this machine writes there"):
@@ -233,18 +235,18 @@ def test_gradient_directory_with_other_run_is_refused(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_optim_metrics_every_n_steps_change_nothing(tmp_path: Path) -> None:
     def run(place: Path, every: int) -> SimulatedRun:
-        async def story(sim: SimulatedRun) -> None:
+        async def scenario(sim: SimulatedRun) -> None:
             sim.optim_stats_steps = every
             for tier in (0, 2):
                 sim.add(tier)
             await sim.until_finished()
 
-        return play(place, story, init_min_clients=2, **SHORT)
+        return play(place, scenario, init_min_clients=2, **SHORT)
 
     plain = run(tmp_path / "plain", 0)
-    asked = run(tmp_path / "asked", 2)
-    assert asked.check() == 8
-    for one, other in zip(plain.sim_members, asked.sim_members, strict=True):
+    with_metrics = run(tmp_path / "asked", 2)
+    assert with_metrics.check() == 8
+    for one, other in zip(plain.sim_members, with_metrics.sim_members, strict=True):
         hashes = [
             [event["hashes"] for event in sim_member.saw("applied")] for sim_member in (one, other)
         ]

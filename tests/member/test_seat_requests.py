@@ -24,7 +24,7 @@ def test_ctrl_c_during_join_leaves_no_seat(tmp_path: Path, after: float) -> None
     landing.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.chain.latency = LATENCY
         sim_member = sim.add(0)
         assert sim_member.chain is not None
@@ -44,13 +44,13 @@ def test_ctrl_c_during_join_leaves_no_seat(tmp_path: Path, after: float) -> None
         assert sim.members.pending == 0
         assert len(sim_member.saw("left")) == 1
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, scenario)
     assert sim.members.find(bytes(sim.sim_members[0].key.pubkey())) is not None, "the join did land"
     assert sim.run.current.roster == 0
 
 
 def test_leave_without_seat_is_not_an_error(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until(lambda _: sim.members.pending > 0)
         await sim.stop(sim_member)
@@ -58,7 +58,7 @@ def test_leave_without_seat_is_not_an_error(tmp_path: Path) -> None:
         await sim_member.member.leave()
         assert len(sim_member.saw("left")) == 1
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
 
 
 @pytest.mark.slow
@@ -66,7 +66,7 @@ def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> N
     """Each corrects the tier that the other declares, with growing delays."""
     seconds = 600
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         second = sim.add(2)
         await _end_at_once(sim, second)
@@ -84,11 +84,11 @@ def test_two_processes_with_one_wallet_limit_their_requests(tmp_path: Path) -> N
                 for e in sim_member.saw("warning")
             )
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
 
 
 def test_second_process_of_wallet_is_reported_once(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         first = sim.add(0)
         await sim.until_round(2)
         second = sim.add(0)
@@ -102,11 +102,11 @@ def test_second_process_of_wallet_is_reported_once(tmp_path: Path) -> None:
             about = [text for text in warnings if "another process signed up with this" in text]
             assert len(about) == (sim_member is first), warnings
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 20})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
 
 
 def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         await sim.kill(sim_member)
@@ -116,7 +116,7 @@ def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path) -> None:
             event for event in sim_member.saw("warning") if "another process" in event["message"]
         ]
 
-    play(tmp_path, story, **ALONE | {"rounds_per_epoch": 3, "total_steps": 60})
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 3, "total_steps": 60})
 
 
 async def _end_at_once(sim: SimulatedRun, sim_member: SimMember) -> None:
@@ -129,7 +129,7 @@ async def _end_at_once(sim: SimulatedRun, sim_member: SimMember) -> None:
 def test_member_that_lost_its_seat_rejoins_soon(tmp_path: Path) -> None:
     """Only members that lose their seat repeatedly wait before they rejoin."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         assert sim_members[2].chain is not None
@@ -142,13 +142,13 @@ def test_member_that_lost_its_seat_rejoins_soon(tmp_path: Path) -> None:
         ]
         assert sim_members[2].saw("joined")[1]["t"] - noticed < 2
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
 
 
 def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
     """A pause frees the seats of waiting members, so a lost seat does not mean another process."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1)]  # one member too few for an epoch
         for times in range(1, 9):
             await sim.until(lambda _: sim.members.pending.bit_count() == len(sim_members))
@@ -165,14 +165,14 @@ def test_repeated_pauses_do_not_slow_joins(tmp_path: Path) -> None:
             if "no other process uses this wallet" in e["message"]
         ]
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
 
 
 def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
     """A removed member rejoins. A barred one ends with an error that says who can lift the bar."""
-    told: list[str] = []
+    messages: list[str] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1)]  # one member too few for an epoch
         await sim.until(lambda _: sim.members.pending == 0b11)
         for barred in (False, True):
@@ -182,23 +182,23 @@ def test_removed_and_banned_members_get_reason(tmp_path: Path) -> None:
                 await sim.until(lambda _: sim.members.pending == 0b11)
         with pytest.raises(Refused) as end:
             await sim.until(lambda _: False)
-        told.append(end.value.message)
+        messages.append(end.value.message)
         sim_members[1].task = None
 
-    sim = play(tmp_path, story)
+    sim = play(tmp_path, scenario)
     wallet = str(sim.sim_members[1].key.pubkey())
     assert [(e["wallet"], e["barred"]) for e in sim.sim_members[0].saw("kicked")] == [
         (wallet, False),
         (wallet, True),
     ]
-    assert "barred from" in told[0]
+    assert "barred from" in messages[0]
 
 
 @pytest.mark.slow
 def test_members_continue_from_rewound_checkpoint(tmp_path: Path) -> None:
     """After two epochs the owner rewinds to the end of the first while members stay connected."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until(lambda run: run.epoch == 2 and run.state is RunState.WARMUP)
@@ -215,7 +215,7 @@ def test_members_continue_from_rewound_checkpoint(tmp_path: Path) -> None:
         epoch = sim.run.epoch
         await sim.until(lambda run: run.epoch == epoch + 1 and run.state is RunState.WARMUP)
 
-    sim = play(tmp_path, story, rounds_per_epoch=3)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3)
     for sim_member in sim.sim_members:
         assert [(e["before"], e["step"]) for e in sim_member.saw("rewound")] == [(6, 3)]
         assert [e["step"] for e in sim_member.saw("trained")] == [1, 2, 3, 4, 5, 6, 4, 5, 6]
@@ -230,7 +230,7 @@ def test_members_continue_from_rewound_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_late_member_reports_waiting_once(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         early = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(1)
         late = sim.add(1)
@@ -238,13 +238,13 @@ def test_late_member_reports_waiting_once(tmp_path: Path) -> None:
         assert [e["epoch"] for e in late.saw("waiting")] == [1]
         assert not any(sim_member.saw("waiting") for sim_member in early)
 
-    play(tmp_path, story, **SHORT)
+    play(tmp_path, scenario, **SHORT)
 
 
 def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
     """A member without a source of the model leaves every epoch and rejoins with growing delays."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         assert sim_member.member is not None
         while sim.now < 60:
@@ -258,4 +258,4 @@ def test_member_giving_up_seat_rejoins_with_backoff(tmp_path: Path) -> None:
             for message in messages
         )
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)

@@ -25,19 +25,21 @@ def _announcing(inbox: ResultInbox) -> Announcing:
         return PrivateRoots(NOTHING, b"a" * 32, None)
 
     wallet: Any = SimpleNamespace(wallet=bytes(32))
-    kept: Any = SimpleNamespace(results=inbox.results, own_state=SimpleNamespace(trained=trained))
+    context: Any = SimpleNamespace(
+        results=inbox.results, own_state=SimpleNamespace(trained=trained)
+    )
     replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "fp32", False, "cpu"))
     epoch: Any = SimpleNamespace(
         start=SimpleNamespace(replica=replica, seat=0), can_be_audited=lambda plan: False
     )
     return Announcing(
-        replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, kept, epoch
+        replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, context, epoch
     )
 
 
 def _trained(loss: float) -> Any:
     payloads = {level: empty_payload(level) for level in range(3)}
-    told = {
+    metrics = {
         "loss": loss,
         "tokens": 1,
         "tokens_per_sec": 1.0,
@@ -45,18 +47,18 @@ def _trained(loss: float) -> Any:
         "encode_seconds": 1.0,
         "measured": None,
     }
-    return SimpleNamespace(payloads=payloads, **told)
+    return SimpleNamespace(payloads=payloads, **metrics)
 
 
 def test_repeated_round_is_not_signed_twice() -> None:
     """A lying node shows the same round with the same seed and another share."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         announcing = _announcing(inbox)
         inbox.results.open(plan_of())
         await announcing.announce(plan_of(), _trained(1.0))
-        told = inbox.results.candidates(4, 0)
+        candidates = inbox.results.candidates(4, 0)
         header = replace(plan_of().header, data_index=500)
         inbox.results.begin(2)  # it was dropped, and begins the epoch again
         again = replace(
@@ -65,12 +67,12 @@ def test_repeated_round_is_not_signed_twice() -> None:
         inbox.results.open(again)
         with pytest.raises(Desync, match="signed another result"):
             await announcing.announce(again, _trained(1.0))
-        assert len(told) == 1
+        assert len(candidates) == 1
         assert inbox.results.candidates(4, 0) == []
         await announcing.announce(plan_of(5), _trained(1.0))
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_round_signed_before_restart_is_not_signed_again(
@@ -87,7 +89,7 @@ def test_round_signed_before_restart_is_not_signed_again(
 
     monkeypatch.setattr(SimTransport, "announce", hear)
 
-    async def story() -> None:
+    async def scenario() -> None:
         other = replace(plan_of(), shares={**plan_of().shares, 0: plan_of().shares[1]})
         for plan, allowed in ((plan_of(), True), (other, False)):
             inbox = ResultInbox()
@@ -99,12 +101,12 @@ def test_round_signed_before_restart_is_not_signed_again(
                 await _announcing(inbox).announce(plan, _trained(1.0))
             inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())
     assert on_disk == [True]
 
 
 def test_unrecordable_result_is_not_announced(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         inbox.results = Results(
             inbox.ports, inbox.role, inbox.workers.decode, SignedResults(tmp_path / "s", b"k" * 32)
@@ -118,4 +120,4 @@ def test_unrecordable_result_is_not_announced(tmp_path: Path) -> None:
         assert inbox.results.candidates(4, 0) == []
         inbox.results.close()
 
-    run_virtual(story())
+    run_virtual(scenario())

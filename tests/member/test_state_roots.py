@@ -73,12 +73,12 @@ def test_members_restarted_between_epochs_resume_their_state(
     monkeypatch.setattr(Engine, "restore", restore)
     before: list[dict[str, Tensor]] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         before.extend(await restart(sim))
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=optimizer, **ALL, **SHORT)
+    sim = play(tmp_path, scenario, optimizer=optimizer, **ALL, **SHORT)
     assert sim.check() > 0
     assert len(taken) == 2
     for state in before:
@@ -92,7 +92,7 @@ def test_members_restarted_between_epochs_resume_their_state(
 
 @pytest.mark.slow
 def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         for tier in (0, 1, 2, 2):
             sim.add(tier)
@@ -103,7 +103,7 @@ def test_member_absent_for_epoch_begins_without_state(tmp_path: Path) -> None:
         sim.start(away)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, rounds_per_epoch=3, total_steps=12)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3, total_steps=12)
     assert sim.check(dropped=sim.sim_members[-1:]) > 0
     *others, away = sim.sim_members
     (message,) = (
@@ -124,7 +124,7 @@ def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
     """Files are empty, of another format, or without a state. The first member does not restart."""
     damages = (b"", b"\xff" * 64, b"\x02\0\0\0\0\0\0\0{}")
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         await restart(sim, (0, 1, 2, 2))
         for sim_member, damage in zip(sim.sim_members[1:], damages, strict=True):
@@ -133,7 +133,7 @@ def test_damaged_state_file_is_reported_and_kept(tmp_path: Path) -> None:
             ).write_bytes(damage)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
+    sim = play(tmp_path, scenario, **ALL | {"min_clients": 4, "init_min_clients": 4}, **SHORT)
     assert sim.check() > 0
     for sim_member in sim.sim_members[1:]:
         (message,) = (
@@ -154,12 +154,12 @@ def test_full_disk_for_state_file_is_a_warning(
 
     monkeypatch.setattr(private_state, "save_file", full)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
         await restart(sim)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **ALL, **SHORT)
+    sim = play(tmp_path, scenario, **ALL, **SHORT)
     assert sim.check() > 0
     for sim_member in sim.sim_members[1:]:
         assert any(
@@ -177,8 +177,8 @@ def test_later_run_with_same_id_has_its_own_state_file(tmp_path: Path) -> None:
         run = replace(inbox.feed.view.run, created=created)
         feed = RunFeed(replace(inbox.feed.view, run=run))
         ports = replace(inbox.ports, feed=feed, coordinator=SimpleNamespace(wallet=bytes(32)))
-        kept = private_state.PrivateState(
+        state = private_state.PrivateState(
             ports, inbox.role, inbox.workers, OwnState(ports, inbox.workers.state), tmp_path
         )
-        files.add(kept._file)
+        files.add(state._file)
     assert len(files) == 2

@@ -25,8 +25,8 @@ def test_rounds_are_reported_once_per_epoch() -> None:
     rounds = [RunState.ROUND_TRAIN, RunState.ROUND_WITNESS] * 3
     for state in (RunState.ROUND_WITNESS, *rounds, RunState.COOLDOWN, RunState.WAITING_FOR_MEMBERS):
         notices.state(builders.run(state))
-    said = [event.state for event in events if isinstance(event, event_types.StateChanged)]
-    assert said == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]
+    states = [event.state for event in events if isinstance(event, event_types.StateChanged)]
+    assert states == ["ROUND_TRAIN", "COOLDOWN", "WAITING_FOR_MEMBERS"]
 
 
 def test_halt_warns_each_time_it_begins() -> None:
@@ -40,38 +40,38 @@ def test_halt_warns_each_time_it_begins() -> None:
         RunState.PAUSED,
     ):
         notices.halt(builders.run(state))
-    said = [
+    messages = [
         event.message.partition(";")[0]
         for event in events
         if isinstance(event, event_types.Warning)
     ]
-    assert said == ["the run has not begun", "the run is paused", "the run is paused"]
+    assert messages == ["the run has not begun", "the run is paused", "the run is paused"]
 
 
 def test_wait_for_absent_holder_is_reported_once() -> None:
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     run = builders.run(RunState.WAITING_FOR_MEMBERS, epoch_started_at=1)
     waits = {1: builders.seat(1, state=MemberState.IDLE, pending=True)}
     absent = waits | {0: builders.seat(0, state=MemberState.IDLE)}
     for seats, established in ((absent, 0b1), (absent, 0b1), (waits, 0), (absent, 0b1)):
         view = View(run, builders.members(seats, established=established), builders.model())
         notices.holder_wait(view, has_commands=True)
-    said = [event.message for event in told if isinstance(event, event_types.Warning)]
-    assert len(said) == 2
-    assert said[0].startswith("the run waits for a member that trained before (after 24 hours")
-    assert "aftermath-solana rewind --run-id test" in said[0]
+    messages = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert len(messages) == 2
+    assert messages[0].startswith("the run waits for a member that trained before (after 24 hours")
+    assert "aftermath-solana rewind --run-id test" in messages[0]
 
 
 def test_rewind_to_step_0_warns_of_no_lost_step() -> None:
     """Step 0 has no checkpoint, and nothing is lost."""
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     run = builders.run(RunState.WAITING_FOR_MEMBERS, epoch=2, start_step=9, step=1)
     notices.never_saved(run, builders.model())
-    assert not told
+    assert not events
     notices.never_saved(replace(run, step=9), builders.model())
-    assert len(told) == 1
+    assert len(events) == 1
 
 
 def save_step(directory: Path, step: int) -> Path:
@@ -91,9 +91,9 @@ def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
         notices.finished(run, model, directory)
     copy = save_step(tmp_path, 6)
     notices.finished(run, model, tmp_path)
-    said = [event for event in events if isinstance(event, event_types.RunFinished)]
+    finished_events = [event for event in events if isinstance(event, event_types.RunFinished)]
     elsewhere = (model.checkpoint.repo, True)
-    assert [(event.checkpoint, event.elsewhere) for event in said] == [
+    assert [(event.checkpoint, event.elsewhere) for event in finished_events] == [
         elsewhere,
         elsewhere,
         (str(copy), False),
@@ -101,9 +101,9 @@ def test_finished_names_copy_of_this_member_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_commands", [True, False])
-@pytest.mark.parametrize(("saved", "named"), [([], None), ([3], 3), ([2, 4, 9], 4)])
+@pytest.mark.parametrize(("saved", "named_step"), [([], None), ([3], 3), ([2, 4, 9], 4)])
 def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
-    tmp_path: Path, saved: list[int], named: int | None, has_commands: bool
+    tmp_path: Path, saved: list[int], named_step: int | None, has_commands: bool
 ) -> None:
     events: list[event_types.Event] = []
     notices = StatusEvents(Events(lambda: 0.0, [events.append]))
@@ -116,13 +116,17 @@ def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
         "4 steps of training are lost: no member has the model, and the only "
     )
     assert "was saved" not in warning
-    assert (f"{tmp_path / f'test-step{named}'} is a copy of step {named}" in warning) is bool(named)
-    assert ("start a new run from the copy" in warning) is bool(named)
-    assert ("aftermath-solana create-run --run-id NEW" in warning) is bool(named and has_commands)
-    on_server = named and not has_commands
+    assert (
+        f"{tmp_path / f'test-step{named_step}'} is a copy of step {named_step}" in warning
+    ) is bool(named_step)
+    assert ("start a new run from the copy" in warning) is bool(named_step)
+    assert ("aftermath-solana create-run --run-id NEW" in warning) is bool(
+        named_step and has_commands
+    )
+    on_server = named_step and not has_commands
     assert ("aftermath-centralized server run --run-id NEW" in warning) is bool(on_server)
     assert [step for step in saved if is_protected(tmp_path / f"test-step{step}")] == (
-        [named] if named else []
+        [named_step] if named_step else []
     )
     assert "chain" not in warning, "the run may be a server's"
 
@@ -134,35 +138,35 @@ def _lost(notices: StatusEvents, run: Run, model: Model) -> None:
 
 def test_each_lost_step_is_counted_once() -> None:
     """A run goes back to its checkpoint of step 2 after step 4, and again after step 9."""
-    told: list[event_types.Event] = []
+    events: list[event_types.Event] = []
     model = builders.model(checkpoint_step=3)
-    sees_first_loss = StatusEvents(Events(lambda: 0.0, [told.append]))
-    comes_later = StatusEvents(Events(lambda: 0.0, [told.append]))
+    sees_first_loss = StatusEvents(Events(lambda: 0.0, [events.append]))
+    comes_later = StatusEvents(Events(lambda: 0.0, [events.append]))
     _lost(sees_first_loss, builders.run(RunState.WARMUP, step=5), model)
     for _ in range(2):  # a failed warm-up is repeated
         _lost(sees_first_loss, builders.run(RunState.WARMUP, step=5), model)
     for notices in (sees_first_loss, comes_later):
         notices.lost_before(builders.run(RunState.ROUND_TRAIN, step=8, start_step=5), model)
         _lost(notices, builders.run(RunState.WARMUP, step=10, start_step=10), model)
-    rewound = StatusEvents(Events(lambda: 0.0, [told.append]))
+    rewound = StatusEvents(Events(lambda: 0.0, [events.append]))
     _lost(rewound, builders.run(RunState.WARMUP, step=10), model)
-    said = [event.message for event in told if isinstance(event, event_types.Warning)]
-    assert [int(message.split()[0]) for message in said] == [2, 5, 5, 7]
+    messages = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert [int(message.split()[0]) for message in messages] == [2, 5, 5, 7]
 
 
 def test_lost_steps_are_not_said_to_be_unrecorded() -> None:
-    told: list[event_types.Event] = []
-    notices = StatusEvents(Events(lambda: 0.0, [told.append]))
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
     model = builders.model()
     back = builders.run(RunState.WARMUP, step=6, start_step=6)
     notices.never_saved(back, model)
-    assert not told
+    assert not events
     _lost(notices, back, model)
     later = {"step": 9, "start_step": 6, "epoch": 1, "model_source": ModelSource.PEERS}
     notices.never_saved(builders.run(RunState.WAITING_FOR_MEMBERS, **later), model)
-    said = [event.message for event in told if isinstance(event, event_types.Warning)]
-    assert said[0].startswith("5 steps of training are lost")
-    assert said[1].startswith("no recorded checkpoint has the last 3 steps")
+    messages = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert messages[0].startswith("5 steps of training are lost")
+    assert messages[1].startswith("no recorded checkpoint has the last 3 steps")
 
 
 @pytest.mark.parametrize(

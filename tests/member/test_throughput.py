@@ -29,12 +29,12 @@ def test_share_abandoned_at_once_does_not_raise_speed() -> None:
 
 def test_consecutive_abandoned_shares_repeat_warning() -> None:
     """In rounds of one second, shares are abandoned at once and take no time."""
-    seen: list[event_types.Event] = []
-    time = Throughput(Events(lambda: 0.0, [seen.append]), 15.0, DECLARED)
+    events: list[event_types.Event] = []
+    time = Throughput(Events(lambda: 0.0, [events.append]), 15.0, DECLARED)
     for _ in range(12):
         time.took(3, 0.001, done=False)
-    said = [event.message for event in seen if isinstance(event, event_types.Warning)]
-    assert [message.split(": ")[1].split(" in a row")[0] for message in said] == [
+    messages = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert [message.split(": ")[1].split(" in a row")[0] for message in messages] == [
         "3 shares",
         "12 shares",
     ]

@@ -40,7 +40,7 @@ def _refuse_ticks(sim: SimulatedRun, sim_member: SimMember, tries: dict[int, flo
 def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
     """No tick lands, so each member finds that those before it did not tick."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 0, 1, 2):
             sim.add(tier)
         run = await sim.until(
@@ -59,7 +59,7 @@ def test_members_tick_in_ranking_order(tmp_path: Path) -> None:
         for rank, seat in enumerate(order):
             assert 0 <= tries[seat] - (deadline + TICK_STEP * rank) <= _COARSE
 
-    play(tmp_path, story, init_min_clients=4, waiting_for_members_extra_time=5)
+    play(tmp_path, scenario, init_min_clients=4, waiting_for_members_extra_time=5)
 
 
 async def _begin_round_in_outage(sim: SimulatedRun, seconds: float) -> tuple[SimMember, SimMember]:
@@ -134,7 +134,7 @@ _TWO = {
 
 
 def test_grace_after_outage_ends_early_with_quorum(tmp_path: Path) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         away, other = await _begin_round_in_outage(sim, 2)
         _refuse_ticks(sim, other, {})
         assert not sim.run.current.attested
@@ -146,13 +146,13 @@ def test_grace_after_outage_ends_early_with_quorum(tmp_path: Path) -> None:
         await sim.until(lambda run: run.current.height == 4)
         assert 15 < sim.now - back < 25
 
-    play(tmp_path, story, **_TWO | {"min_round_time": 20, "max_round_train_time": 60})
+    play(tmp_path, scenario, **_TWO | {"min_round_time": 20, "max_round_train_time": 60})
 
 
 def test_grace_after_outage_without_quorum_is_logged_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         away, other = await _begin_round_in_outage(sim, 0)
         await sim.kill(other)
         await asyncio.sleep(12)
@@ -167,6 +167,6 @@ def test_grace_after_outage_without_quorum_is_logged_once(
         await sim.until(lambda run: run.state_started_at > began)
         assert sim.run.state_started_at - began > 26
 
-    play(tmp_path, story, **_TWO | {"max_round_train_time": 20})
+    play(tmp_path, scenario, **_TWO | {"max_round_train_time": 20})
     logged = [message for message in caplog.messages if "for their attestations" in message]
     assert len(logged) == 1

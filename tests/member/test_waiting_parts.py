@@ -185,15 +185,15 @@ class _Bare:
 
 async def test_worker_runs_one_job_at_a_time_in_order() -> None:
     worker = ThreadWorker("test")
-    seen = []
+    jobs = []
 
     def job(number: int) -> int:
-        seen.append((number, threading.current_thread().name))
+        jobs.append((number, threading.current_thread().name))
         return number
 
     results = await asyncio.gather(*(worker(lambda n=n: job(n)) for n in range(20)))
     assert results == list(range(20))
-    assert seen == [(n, "test") for n in range(20)]
+    assert jobs == [(n, "test") for n in range(20)]
 
 
 async def test_worker_error_reaches_caller() -> None:
@@ -260,31 +260,31 @@ def test_worker_survives_end_of_loop() -> None:
 
 
 def test_virtual_time_wakes_sleepers_in_order_at_once() -> None:
-    async def story() -> list[tuple[str, float]]:
-        seen: list[tuple[str, float]] = []
+    async def scenario() -> list[tuple[str, float]]:
+        order: list[tuple[str, float]] = []
 
         async def wait(name: str, seconds: float) -> None:
             await asyncio.sleep(seconds)
-            seen.append((name, asyncio.get_running_loop().time()))
+            order.append((name, asyncio.get_running_loop().time()))
 
         await asyncio.gather(wait("late", 7200), wait("early", 1.5), wait("middle", 60))
-        return seen
+        return order
 
-    assert run_virtual(story()) == [("early", 1.5), ("middle", 60), ("late", 7200)]
+    assert run_virtual(scenario()) == [("early", 1.5), ("middle", 60), ("late", 7200)]
 
 
 def test_virtual_time_deadlock_is_detected() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         await asyncio.Event().wait()
 
     with pytest.raises(RuntimeError, match="deadlock in virtual time"):
-        run_virtual(story())
+        run_virtual(scenario())
 
 
 def test_inline_worker_runs_jobs_one_after_another() -> None:
-    async def story() -> list[float]:
+    async def scenario() -> list[float]:
         worker = InlineWorker(2.0)
         now = asyncio.get_running_loop().time
         return await asyncio.gather(*(worker(now) for _ in range(3)))
 
-    assert run_virtual(story()) == [2, 4, 6]
+    assert run_virtual(scenario()) == [2, 4, 6]

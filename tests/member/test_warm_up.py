@@ -127,7 +127,7 @@ class Joiner:
         )
         self.feed.view = builders.view(self.run, three_members(), model)
 
-    async def obtain(self, seed: int | None = None, kept: Path | None = None) -> Replica:
+    async def obtain(self, seed: int | None = None, checkpoint_dir: Path | None = None) -> Replica:
         """Run the warm-up with a replica of these weights and a directory of own checkpoints, if
         any.
         """
@@ -141,7 +141,7 @@ class Joiner:
             began,
             0,
             4,
-            kept,
+            checkpoint_dir,
         )
         if seed is not None:
             replica = origin.replica(init_weights(CONFIG, seed, 1))
@@ -149,7 +149,7 @@ class Joiner:
                 return replica
         return await warm.obtain()
 
-    def said(self, kind: str, what: str) -> list[str]:
+    def event_values(self, kind: str, what: str) -> list[str]:
         return [event[what] for event in self.inbox.events if event["kind"] == kind]
 
     def sent(self, seat: int) -> int:
@@ -161,7 +161,7 @@ class Joiner:
 def test_source_without_model_is_skipped_for_another(tmp_path: Path, there: str) -> None:
     """The hashes on chain are trusted, but the recorded location is not."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b111, source=ModelSource.CHECKPOINT)
         bad = tmp_path / "bad"
         if there == "another model":
@@ -175,14 +175,14 @@ def test_source_without_model_is_skipped_for_another(tmp_path: Path, there: str)
         joiner.recorded(bad, tmp_path / "good")
         replica = await joiner.obtain()
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
-        assert joiner.said("model", "source") == ["the checkpoint"]
+        assert joiner.event_values("model", "source") == ["the checkpoint"]
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("right", [True, False])
 def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, right: bool) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b111, source=ModelSource.CHECKPOINT)
         joiner.falsely_named(STEP)
         own = tmp_path / "kept" / f"test-step{STEP}"
@@ -191,32 +191,32 @@ def test_own_copy_with_recorded_hashes_replaces_false_place(tmp_path: Path, righ
         made_by = maker_name(joiner.run.identity)
         write_checkpoint(own, weights, CONFIG, tier=0, companions={}, made_by=made_by)
         if right:
-            replica = await joiner.obtain(kept=own.parent)
+            replica = await joiner.obtain(checkpoint_dir=own.parent)
             assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
-            assert not joiner.said("warning", "message")
+            assert not joiner.event_values("warning", "message")
             return
         with pytest.raises(NoModel):
-            await joiner.obtain(kept=own.parent)
-        (warned,) = joiner.said("warning", "message")
+            await joiner.obtain(checkpoint_dir=own.parent)
+        (warned,) = joiner.event_values("warning", "message")
         assert "'/etc' is not a Hub repository" in warned
         assert "aftermath-solana checkpoint --repo OWNER/NAME" in warned
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("own", [ATTESTED, OTHER, None])
 def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: int | None) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b111)
-        kept = tmp_path / "kept"
-        kept.mkdir()
+        checkpoint_dir = tmp_path / "kept"
+        checkpoint_dir.mkdir()
         good = tmp_path / "good"
         write_checkpoint(good, init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={})
         bad = tmp_path / "bad"
         joiner.recorded(bad if own == OTHER else good, bad)
         if own is not None:
             write_checkpoint(
-                kept / f"test-step{STEP - 1}",
+                checkpoint_dir / f"test-step{STEP - 1}",
                 init_weights(CONFIG, own),
                 CONFIG,
                 tier=0,
@@ -225,16 +225,16 @@ def test_missing_peers_with_valid_own_copy_are_not_warned(tmp_path: Path, own: i
             )
         if own == OTHER:
             with pytest.raises(NoModel):
-                await joiner.obtain(kept=kept)
+                await joiner.obtain(checkpoint_dir=checkpoint_dir)
         else:
-            await joiner.obtain(kept=kept)
-            assert joiner.said("model", "source") == ["the checkpoint"]
-        warned = joiner.said("warning", "message")
+            await joiner.obtain(checkpoint_dir=checkpoint_dir)
+            assert joiner.event_values("model", "source") == ["the checkpoint"]
+        warned = joiner.event_values("warning", "message")
         assert ("cannot fetch level 1 of the model: no peer offers it" in warned) is (
             own != ATTESTED
         )
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_unexpected_source_error_skips_only_that_source(
@@ -249,7 +249,7 @@ def test_unexpected_source_error_skips_only_that_source(
             raise troubles[-1]
         return durable(self, place, momentum=momentum)
 
-    async def story(place: Path) -> None:
+    async def scenario(place: Path) -> None:
         joiner = Joiner(place, attested=0b111, source=ModelSource.CHECKPOINT)
         write_checkpoint(
             place / "good", init_weights(CONFIG, ATTESTED), CONFIG, tier=0, companions={}
@@ -261,45 +261,45 @@ def test_unexpected_source_error_skips_only_that_source(
     monkeypatch.setattr(Origin, "durable", fragile)
     for number, trouble in enumerate((RecursionError("deep"), SchemaError("no way to cut it"))):
         troubles.append(trouble)
-        run_virtual(story(tmp_path / f"{number}"))
+        run_virtual(scenario(tmp_path / f"{number}"))
     troubles.append(MemoryError())
     with pytest.raises(MemoryError):
-        run_virtual(story(tmp_path / "full"))
+        run_virtual(scenario(tmp_path / "full"))
 
 
 def test_level_differing_from_attested_hash_is_discarded(tmp_path: Path) -> None:
     """The sources differ. The chain decides, in any order of asking."""
 
-    async def story(wrong: int, right: int) -> None:
+    async def scenario(wrong: int, right: int) -> None:
         joiner = Joiner(tmp_path / str(wrong), attested=0b100)
         joiner.offer(wrong, OTHER), joiner.offer(right, ATTESTED)
         assert (await joiner.obtain()).hashes()[2] == _hash(ATTESTED, 2)
 
-    run_virtual(story(1, 2))
-    run_virtual(story(2, 1))
+    run_virtual(scenario(1, 2))
+    run_virtual(scenario(2, 1))
 
 
 def test_offers_of_runs_step_come_first(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED), joiner.offer(2, OTHER, step=STEP - 6)
         assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
         assert joiner.sent(2) == 0
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_unchanged_level_may_come_from_older_snapshot(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED, step=STEP - 6)
         assert (await joiner.obtain()).hashes() == {1: _hash(ATTESTED, 1), 2: _hash(ATTESTED, 2)}
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_replica_with_another_hash_is_dropped(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
         assert (await joiner.obtain(OTHER)).hashes() == {
@@ -307,7 +307,7 @@ def test_replica_with_another_hash_is_dropped(tmp_path: Path) -> None:
             2: _hash(ATTESTED, 2),
         }
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("source", list(ModelSource))
@@ -316,7 +316,7 @@ def test_unattested_checkpoint_is_never_used(tmp_path: Path, source: ModelSource
     replica.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b100, source=source)
         clock = joiner.inbox.ports.clock
 
@@ -331,28 +331,28 @@ def test_unattested_checkpoint_is_never_used(tmp_path: Path, source: ModelSource
             await joiner.obtain()
         await ending
         why = "cannot get the model yet: level 2 of the durable checkpoint is not the one that members attested"
-        assert joiner.said("warning", "message").count(why) == 1, (
+        assert joiner.event_values("warning", "message").count(why) == 1, (
             "it is tried several times, and said once"
         )
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("source", list(ModelSource))
 def test_member_without_model_source_gives_up_halfway(tmp_path: Path, source: ModelSource) -> None:
     """Otherwise the other members would wait for the whole warm-up."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b100, source=source)
         with pytest.raises(NoModel, match="for half of the warm-up's time"):
             await joiner.obtain()
         assert 15 <= joiner.inbox.ports.clock.monotonic() < 25
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b110)
         joiner.offer(1, ATTESTED)
         clock = joiner.inbox.ports.clock
@@ -378,7 +378,7 @@ def test_endless_source_is_abandoned_when_too_late(tmp_path: Path) -> None:
         assert clock.monotonic() == 100
         await going
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("own", [None, ATTESTED, OTHER])
@@ -391,7 +391,7 @@ def test_unattested_level_comes_from_checkpoint(
     fetched.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b010, finished=own is not None)
         joiner.run = replace(joiner.run, levels_lost=lost)
         for seat, seed in zip((1, 2), offered, strict=False):
@@ -406,16 +406,18 @@ def test_unattested_level_comes_from_checkpoint(
         assert replica.hashes() == {1: _hash(ATTESTED, 1), 2: _hash(DURABLE, 2)}
         assert joiner.inbox.ports.clock.monotonic() < 10
         assert joiner.sent(2) == 0
-        assert not [told for told in joiner.said("warning", "message") if "level 2" in told]
+        assert not [
+            message for message in joiner.event_values("warning", "message") if "level 2" in message
+        ]
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("own", [DURABLE, OTHER])
 def test_unattested_level_is_checked_against_chain(tmp_path: Path, own: int) -> None:
     """A matching replica is kept, and a location with other contents is skipped."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0b010, finished=True)
         write_checkpoint(
             tmp_path / "bad", init_weights(CONFIG, OTHER), CONFIG, tier=0, companions={}
@@ -426,9 +428,9 @@ def test_unattested_level_is_checked_against_chain(tmp_path: Path, own: int) -> 
         replica = await joiner.obtain(own)
         assert replica.hashes() == {1: _hash(DURABLE, 1), 2: _hash(DURABLE, 2)}
         source = "its own replica" if own == DURABLE else "peers and the checkpoint"
-        assert joiner.said("model", "source") == [source]
+        assert joiner.event_values("model", "source") == [source]
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_level_without_hash_comes_from_current_source(tmp_path: Path) -> None:
@@ -436,13 +438,13 @@ def test_level_without_hash_comes_from_current_source(tmp_path: Path) -> None:
     old one.
     """
 
-    async def story() -> None:
+    async def scenario() -> None:
         joiner = Joiner(tmp_path, attested=0, source=ModelSource.CHECKPOINT)
         joiner.recorded(tmp_path / "nothing", tmp_path / "model")
         with pytest.raises(NoModel):
             await joiner.obtain()
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize(
@@ -461,5 +463,5 @@ def test_silent_hub_blames_network_only_for_owners_place(step: int, fix: str) ->
         "the Hub cannot be reached for nobody/none", "Check this machine's internet connection"
     )
     place = Checkpoint(CheckpointKind.HUB, "nobody/none", "")
-    said = why_no_model(away, builders.model(checkpoint=place, checkpoint_step=step))
-    assert said.startswith(f"{away.message}\n{fix}")
+    message = why_no_model(away, builders.model(checkpoint=place, checkpoint_step=step))
+    assert message.startswith(f"{away.message}\n{fix}")

@@ -179,12 +179,12 @@ class Storage(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), StorageHandler)
-        self.held: list[bytes] = []
-        self.heard: list[dict[str, str]] = []
+        self.contents: list[bytes] = []
+        self.request_headers: list[dict[str, str]] = []
 
     def hold(self, data: bytes) -> str:
-        self.held.append(data)
-        return f"http://localhost:{self.server_address[1]}/{len(self.held) - 1}"
+        self.contents.append(data)
+        return f"http://localhost:{self.server_address[1]}/{len(self.contents) - 1}"
 
 
 class StorageHandler(BaseHTTPRequestHandler):
@@ -193,8 +193,10 @@ class StorageHandler(BaseHTTPRequestHandler):
     def log_message(self, *_: Any) -> None: ...
 
     def do_GET(self) -> None:
-        self.server.heard.append({name.lower(): value for name, value in self.headers.items()})
-        data = self.server.held[int(self.path.strip("/"))]
+        self.server.request_headers.append(
+            {name.lower(): value for name, value in self.headers.items()}
+        )
+        data = self.server.contents[int(self.path.strip("/"))]
         self.send_response(200)
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()

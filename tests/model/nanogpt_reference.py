@@ -42,9 +42,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def config(option: str = "all", **changes: Any) -> NanoGPTConfig:
-    found = config_of(HF | PLAIN | OPTIONS[option] | changes)
-    assert isinstance(found, NanoGPTConfig)
-    return found
+    model_config = config_of(HF | PLAIN | OPTIONS[option] | changes)
+    assert isinstance(model_config, NanoGPTConfig)
+    return model_config
 
 
 def weights(shape: NanoGPTConfig, tier: int = 0) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ def tokens(batch: int = 3, length: int = 12, seed: int = 1) -> Tensor:
 
 
 def restated(
-    p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept: tuple[int, ...] | None = None
+    p: dict[str, Tensor], c: NanoGPTConfig, ids: Tensor, kept_layers: tuple[int, ...] | None = None
 ) -> Tensor:
     """Compute the logits of one sequence [T] in float64, head by head and token by token. Use only
     the kept layers.
@@ -93,7 +93,7 @@ def restated(
             if f".layers.{layer}." in name
         }
         mirror = layers - 1 - layer
-        if kept is not None and layer not in kept:
+        if kept_layers is not None and layer not in kept_layers:
             ended[layer] = x
             continue
         if c.unet_skips and layer >= layers - layers // 2:

@@ -147,7 +147,7 @@ def test_sliced_strategy_needs_files_of_tier(full: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "strategy", "says"),
+    ("tier", "strategy", "says"),
     [
         (2, "auto", "cannot be sliced again"),
         (2, "sliced", "cannot be sliced again"),
@@ -155,12 +155,12 @@ def test_sliced_strategy_needs_files_of_tier(full: Path) -> None:
     ],
 )
 def test_slice_loaded_as_another_tier_is_refused(
-    exported: Path, asked: int, strategy: Any, says: str
+    exported: Path, tier: int, strategy: Any, says: str
 ) -> None:
     with pytest.raises(
         CheckpointError, match=says + r"[\s\S]*--tier 1 \(train: --matformer-tier 1\)"
     ):
-        load(exported.with_name("m-tier1"), asked, strategy)
+        load(exported.with_name("m-tier1"), tier, strategy)
 
 
 def test_universal_strategy_refuses_slice(exported: Path) -> None:

@@ -59,9 +59,9 @@ BOTH = pytest.mark.parametrize("file", [V2, V3], ids=["v2", "v3"])
 
 
 def config(file: dict[str, Any], **changes: Any) -> DeepseekConfig:
-    found = config_of(file | changes)
-    assert isinstance(found, DeepseekConfig)
-    return found
+    model_config = config_of(file | changes)
+    assert isinstance(model_config, DeepseekConfig)
+    return model_config
 
 
 def weights(shape: DeepseekConfig, tier: int = 0) -> dict[str, Tensor]:
@@ -133,13 +133,13 @@ def theirs(place: Path) -> Any:
 
 def theirs_choices(other: Any) -> dict[int, Tensor]:
     """Record the experts that transformers' V3 chooses in the next pass, per layer."""
-    found: dict[int, Tensor] = {}
+    choices: dict[int, Tensor] = {}
     for number, layer in enumerate(other.model.layers):
         if hasattr(layer.mlp, "gate"):
             layer.mlp.gate.register_forward_hook(
-                lambda _, given, out, number=number: found.update({number: out[2]})
+                lambda _, inputs, out, number=number: choices.update({number: out[2]})
             )
-    return found
+    return choices
 
 
 # These draws have every kind of gate, group limit, query projection and position table; the slow
@@ -174,7 +174,7 @@ def test_deepseek_equals_transformers_in_logits_and_gradients(
         for tensor in other.parameters():
             tensor.copy_(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
     other.save_pretrained(tmp_path / "gradients")
-    found = load(tmp_path / "gradients", 0)
+    gradients = load(tmp_path / "gradients", 0)
     for name, tensor in net.named_parameters():
         assert tensor.grad is not None, name
         if name.endswith("bias"):
@@ -183,7 +183,7 @@ def test_deepseek_equals_transformers_in_logits_and_gradients(
                 tensor.grad, chosen[layer].flatten().bincount(minlength=len(tensor)).float()
             )
         else:
-            torch.testing.assert_close(tensor.grad, found[name], rtol=1e-4, atol=1e-4, msg=name)
+            torch.testing.assert_close(tensor.grad, gradients[name], rtol=1e-4, atol=1e-4, msg=name)
 
     again = theirs(tmp_path / "ours")
     again.save_pretrained(tmp_path / "theirs")
@@ -200,19 +200,19 @@ def test_deepseek_tier_equals_full_model_without_other_units(
     shape = config(file)
     ids = tokens()
     full = weights(shape)
-    held = weights(shape, tier)
-    write_checkpoint(tmp_path / "tier", held, shape, tier=tier, companions={})
+    tensors = weights(shape, tier)
+    write_checkpoint(tmp_path / "tier", tensors, shape, tier=tier, companions={})
     torch.testing.assert_close(
-        shape.build(tier, held)(ids), theirs(tmp_path / "tier")(ids).logits, rtol=1e-4, atol=1e-4
+        shape.build(tier, tensors)(ids), theirs(tmp_path / "tier")(ids).logits, rtol=1e-4, atol=1e-4
     )
     for name, tensor in full.items():
         assert torch.equal(
-            held[name], tensor[tuple(slice(0, size) for size in held[name].shape)]
+            tensors[name], tensor[tuple(slice(0, size) for size in tensors[name].shape)]
         ), name
         if name.endswith("down_proj.weight"):
-            tensor[:, held[name].shape[1] :] = 0
+            tensor[:, tensors[name].shape[1] :] = 0
     torch.testing.assert_close(
-        shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-5
+        shape.build(tier, tensors)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-5
     )
     assert config_of(json.loads((tmp_path / "tier" / "config.json").read_text())) == shape
 
@@ -256,28 +256,28 @@ TIERS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("named", TIERS)
+@pytest.mark.parametrize("tiers_name", TIERS)
 @BOTH
-def test_deepseek_named_tier_equals_cut_full_model(file: dict[str, Any], named: str) -> None:
+def test_deepseek_named_tier_equals_cut_full_model(file: dict[str, Any], tiers_name: str) -> None:
     """A skipped layer adds nothing to the residual stream."""
-    shape = config(file, matformer_tiers=TIERS[named])
+    shape = config(file, matformer_tiers=TIERS[tiers_name])
     ids = tokens()
     for tier in (1, 2):
         full = weights(shape)
-        held = {
+        tensors = {
             name: full[name][tuple(map(slice, size))].clone()
             for name, size in shape.parameter_shapes(tier).items()
         }
         for name, tensor in full.items():
             if name.endswith(("down_proj.weight", "o_proj.weight")):
-                tensor[:, held[name].shape[1] if name in held else 0 :] = 0
-        nets = shape.build(tier, held), shape.build(0, full)
+                tensor[:, tensors[name].shape[1] if name in tensors else 0 :] = 0
+        nets = shape.build(tier, tensors), shape.build(0, full)
         torch.testing.assert_close(nets[0](ids), nets[1](ids), rtol=1e-5, atol=1e-5)
         for net in nets:
             net(ids).square().sum().backward()
-        wanted = {name: tensor.grad for name, tensor in nets[1].named_parameters()}
+        gradients = {name: tensor.grad for name, tensor in nets[1].named_parameters()}
         for name, tensor in nets[0].named_parameters():
-            theirs = wanted[name]
+            theirs = gradients[name]
             assert tensor.grad is not None
             assert theirs is not None
             assert tensor.grad.any() or ".experts." in name or name.endswith("bias"), (
@@ -310,17 +310,19 @@ def test_equal_expert_scores_choose_lower_number() -> None:
 @BOTH
 def test_unchosen_experts_have_zero_gradients(file: dict[str, Any]) -> None:
     shape = config(file)
-    seen = []
+    gradients = []
     for _ in range(2):
         net = shape.build(0, weights(shape))
         net.loss(tokens(1, 2)).backward()
-        seen.append({name: tensor.grad for name, tensor in net.named_parameters()})
-    experts = [grad for name, grad in seen[0].items() if ".experts." in name]
-    assert all(grad is not None for grad in seen[0].values())
+        gradients.append({name: tensor.grad for name, tensor in net.named_parameters()})
+    experts = [grad for name, grad in gradients[0].items() if ".experts." in name]
+    assert all(grad is not None for grad in gradients[0].values())
     assert any(not grad.any() for grad in experts if grad is not None)
     assert any(grad.any() for grad in experts if grad is not None)
     assert all(
-        torch.equal(grad, seen[1][name]) for name, grad in seen[0].items() if grad is not None
+        torch.equal(grad, gradients[1][name])
+        for name, grad in gradients[0].items()
+        if grad is not None
     )
 
 
@@ -368,16 +370,16 @@ def test_deepseek_round_moves_every_tensor(file: dict[str, Any]) -> None:
         loss.backward()
         return loss.item()
 
-    made = engine.train(tokens(), backward, 1e-2, 0.0)
+    result = engine.train(tokens(), backward, 1e-2, 0.0)
     engine.apply(
-        {k: [decode_level(sent, schema.results, k)] for k, sent in made.payloads.items()}, 1e-2
+        {k: [decode_level(sent, schema.results, k)] for k, sent in result.payloads.items()}, 1e-2
     )
     for name, tensor in net.named_parameters():
         assert not torch.equal(tensor, before[name]), name
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (V2 | {"norm_topk_prob": True}, "norm_topk_prob True is not supported"),
         (V2 | {"topk_method": "noaux_tc"}, "topk_method: "),
@@ -419,18 +421,20 @@ def test_deepseek_round_moves_every_tensor(file: dict[str, Any]) -> None:
         (V3 | {"q_lora_rank": 0}, "q_lora_rank"),
     ],
 )
-def test_deepseek_config_with_unsupported_key_is_refused(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelConfigError, match=said):
+def test_deepseek_config_with_unsupported_key_is_refused(
+    keys: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ModelConfigError, match=message):
         config_of(keys)
 
 
 @BOTH
 def test_deepseek_aliases_of_transformers_pass_if_equal(file: dict[str, Any]) -> None:
     transformers = pytest.importorskip("transformers")
-    said = file | {"num_nextn_predict_layers": 1}
+    document = file | {"num_nextn_predict_layers": 1}
     aliases = type(config(file)).ALIASES
     assert transformers.AutoConfig.for_model(file["model_type"]).attribute_map == aliases
-    agreeing = said | {alias: said[key] for alias, key in aliases.items()}
+    agreeing = document | {alias: document[key] for alias, key in aliases.items()}
     assert (
         config(agreeing, head_dim=file["qk_rope_head_dim"])
         == config(file)

@@ -37,20 +37,20 @@ def test_expert_choices_are_counted_once_for_any_pass_size() -> None:
         counted.append(
             {name: tensor.grad for name, tensor in net.named_parameters() if name.endswith("bias")}
         )
-    seen: dict[str, Tensor] = {}
+    choices: dict[str, Tensor] = {}
     for name, module in net.named_modules():
         if isinstance(module, Gate):
             module.register_forward_hook(
-                lambda _, given, out, name=name: seen.update({name: out[0]})
+                lambda _, inputs, out, name=name: choices.update({name: out[0]})
             )
     with torch.no_grad():
         net.loss(ids)
-    assert len(seen) == 2
-    for name, chosen in seen.items():
+    assert len(choices) == 2
+    for name, chosen in choices.items():
         expected = torch.bincount(chosen.flatten(), minlength=8).float()
         assert expected.sum() == 6 * 11 * 3
-        for found in counted:
-            assert torch.equal(found[f"{name}.e_score_correction_bias"], expected)
+        for counts in counted:
+            assert torch.equal(counts[f"{name}.e_score_correction_bias"], expected)
 
 
 @pytest.mark.slow

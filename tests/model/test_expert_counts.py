@@ -44,7 +44,7 @@ LENGTH = 9
 BIAS = ".e_score_correction_bias"
 
 
-def made(tier: int) -> LanguageModel:
+def build_model(tier: int) -> LanguageModel:
     """Return a network whose biases are large enough to change choices."""
     config = config_of(FILE)
     params = init_weights(config, 7, tier)
@@ -70,11 +70,11 @@ def counted_alone(net: LanguageModel, ids: Tensor) -> dict[str, list[int]]:
     One token and one group after the other, in fp64 and in Python, of what the gates are given in a
     pass of its own.
     """
-    found: dict[str, list[int]] = {}
+    all_counts: dict[str, list[int]] = {}
 
-    def look(name: str, gate: Any, given: tuple[Tensor, ...]) -> None:
-        counts = found.setdefault(name + BIAS, [0] * 8)
-        logits = given[0].double() @ gate.weight.double().T
+    def look(name: str, gate: Any, inputs: tuple[Tensor, ...]) -> None:
+        counts = all_counts.setdefault(name + BIAS, [0] * 8)
+        logits = inputs[0].double() @ gate.weight.double().T
         for row in (logits.sigmoid() + gate.e_score_correction_bias.double()).tolist():
             groups = [row[first : first + 2] for first in range(0, 8, 2)]
             best = sorted(range(4), key=lambda group: -sum(sorted(groups[group])[-2:]))[:2]
@@ -84,14 +84,14 @@ def counted_alone(net: LanguageModel, ids: Tensor) -> dict[str, list[int]]:
 
     gates = [(name, module) for name, module in net.named_modules() if name.endswith("mlp.gate")]
     hooks = [
-        gate.register_forward_pre_hook(lambda module, given, name=name: look(name, module, given))
+        gate.register_forward_pre_hook(lambda module, inputs, name=name: look(name, module, inputs))
         for name, gate in gates
     ]
     with torch.no_grad():
         net(ids[:, :-1])
     for hook in hooks:
         hook.remove()
-    return found
+    return all_counts
 
 
 def counts_of(net: LanguageModel) -> dict[str, list[float]]:
@@ -126,12 +126,12 @@ def test_expert_counts_of_share_count_each_token_once(
     micro: int, recompute: bool, labels: bool, bf16: bool
 ) -> None:
     for tier in (0, 1):
-        net = made(tier)
+        net = build_model(tier)
         net.recompute = recompute
-        given = share(labels)
-        expected = counted_alone(net, given[:, 0] if labels else given)
+        sequences = share(labels)
+        expected = counted_alone(net, sequences[:, 0] if labels else sequences)
         assert all(sum(counts) == 3 * SEQUENCES * (LENGTH - 1) for counts in expected.values())
-        accumulate(Passes(net, Arithmetic(bf16, False)), given, micro, threading.Event())
+        accumulate(Passes(net, Arithmetic(bf16, False)), sequences, micro, threading.Event())
         if bf16:  # bf16 rounds the inputs of gates, so close choices may differ
             assert {name: sum(counts) for name, counts in counts_of(net).items()} == {
                 name: sum(counts) for name, counts in expected.items()
@@ -142,20 +142,20 @@ def test_expert_counts_of_share_count_each_token_once(
 
 @pytest.mark.parametrize("recompute", [False, True], ids=["plain", "recomputed"])
 def test_expert_counts_exclude_evaluations_and_add_up(recompute: bool) -> None:
-    net = made(0)
+    net = build_model(0)
     net.recompute = recompute
     passes = Passes(net)
-    given = share(False)
-    expected = counted_alone(net, given)
+    sequences = share(False)
+    expected = counted_alone(net, sequences)
     with torch.no_grad():
-        passes.loss(given)
+        passes.loss(sequences)
     assert counts_of(net) == {}
-    passes.loss(given)  # with a graph, but without a backward pass
+    passes.loss(sequences)  # with a graph, but without a backward pass
     assert counts_of(net) == {}
     for times in (1, 2):
-        accumulate(passes, given, 2, threading.Event())
+        accumulate(passes, sequences, 2, threading.Event())
         with torch.no_grad():
-            passes.loss(given)
+            passes.loss(sequences)
         assert counts_of(net) == {
             name: [times * count for count in counts] for name, counts in expected.items()
         }

@@ -40,7 +40,7 @@ INIT = [
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("export") / "m"
     status, output, errors = run("init-model.py", "--out", str(out), *INIT)
     assert status == 0, errors
@@ -59,27 +59,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def test_new_model_contains_tokenizer_and_end_token(made: Path) -> None:
-    tokenizer = Tokenizer.from_file(str(made / "tokenizer.json"))
+def test_new_model_contains_tokenizer_and_end_token(model_dir: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     assert tokenizer.encode("hé").ids == list("hé".encode())
-    assert tokenizer.token_to_id("<|endoftext|>") == load_config(made).eos_token_id == 256
-    assert (made.with_name("m-tier1") / "tokenizer.json").is_file()
+    assert tokenizer.token_to_id("<|endoftext|>") == load_config(model_dir).eos_token_id == 256
+    assert (model_dir.with_name("m-tier1") / "tokenizer.json").is_file()
 
 
-def test_exported_levels_merge_back_to_full_model(made: Path) -> None:
-    full = load(made, 0)
-    document = json.loads((made / "config.json").read_text())
+def test_exported_levels_merge_back_to_full_model(model_dir: Path) -> None:
+    full = load(model_dir, 0)
+    document = json.loads((model_dir / "config.json").read_text())
     schema = state_schema(document, 3)
     merged = {name: torch.zeros_like(tensor) for name, tensor in full.items()}
     for level in range(3):
-        holder = load(made.with_name(f"m-tier{level}"), level) if level else full
+        holder = load(model_dir.with_name(f"m-tier{level}"), level) if level else full
         for segment in schema.of_level(level):
             write_segment(merged, segment, segment_bytes(holder, segment))
     assert all(torch.equal(merged[name], tensor) for name, tensor in full.items())
 
 
-def test_export_manifest_is_version_1_with_relative_paths(made: Path) -> None:
-    manifest = json.loads((made / MANIFEST_FILE).read_text())
+def test_export_manifest_is_version_1_with_relative_paths(model_dir: Path) -> None:
+    manifest = json.loads((model_dir / MANIFEST_FILE).read_text())
     assert (manifest["schema_version"], manifest["matformer_base_intermediate_size"]) == (1, 64)
     assert [(entry["tier"], entry["intermediate_size"]) for entry in manifest["tiers"]] == [
         (0, 64),
@@ -97,21 +97,21 @@ def test_export_manifest_is_version_1_with_relative_paths(made: Path) -> None:
     assert manifest["sha256"].keys() == listed
 
 
-def test_slice_export_is_refused(made: Path) -> None:
+def test_slice_export_is_refused(model_dir: Path) -> None:
     with pytest.raises(CheckpointError, match="itself a slice of tier 1"):
-        export_tiers(made.with_name("m-tier1"), [2])
+        export_tiers(model_dir.with_name("m-tier1"), [2])
 
 
 @pytest.mark.parametrize("tiers", [[], [0, 1], [-1]])
-def test_tier_0_export_is_refused(made: Path, tiers: list[int]) -> None:
+def test_tier_0_export_is_refused(model_dir: Path, tiers: list[int]) -> None:
     with pytest.raises(CheckpointError, match="must be at least 1"):
-        export_tiers(made, tiers)
+        export_tiers(model_dir, tiers)
 
 
-def test_indivisible_width_export_is_refused_before_writing(made: Path) -> None:
+def test_indivisible_width_export_is_refused_before_writing(model_dir: Path) -> None:
     with pytest.raises(WidthNotDivisible, match="nearest"):
-        export_tiers(made, [7])
-    assert not made.with_name("m-tier7").exists()
+        export_tiers(model_dir, [7])
+    assert not model_dir.with_name("m-tier7").exists()
 
 
 @pytest.fixture
@@ -187,12 +187,12 @@ def test_export_does_not_change_linked_weights(run_checkpoint: Path, tmp_path: P
     assert weights.stat().st_mode & 0o777 == 0o640
 
 
-def test_export_to_own_directory_overwrites_nothing(made: Path) -> None:
+def test_export_to_own_directory_overwrites_nothing(model_dir: Path) -> None:
     """Other files in the checkpoint stay, for any spelling of its directory."""
-    note = made / "README.md"
+    note = model_dir / "README.md"
     note.write_text("what the model is\n")
-    exported = export_tiers(made, [1], made / "..")
-    assert exported.manifest == made / MANIFEST_FILE
+    exported = export_tiers(model_dir, [1], model_dir / "..")
+    assert exported.manifest == model_dir / MANIFEST_FILE
     assert note.is_file()
 
 
@@ -224,9 +224,9 @@ def test_scripts_print_errors_like_commands(
     assert "\nfix: " in errors
     status, output, errors = run(script, *place, *arguments, "--json")
     assert (status, output) == (1, "")
-    said = json.loads(errors)
-    assert says in said["error"] + said["fix"]
-    assert said["fix"]
+    error = json.loads(errors)
+    assert says in error["error"] + error["fix"]
+    assert error["fix"]
 
 
 @pytest.mark.parametrize(
@@ -321,9 +321,9 @@ def test_export_with_bad_arguments_names_option(
     assert not (tmp_path / "x").exists()
 
 
-def test_export_of_impossible_tier_names_possible_tiers(made: Path) -> None:
+def test_export_of_impossible_tier_names_possible_tiers(model_dir: Path) -> None:
     status, output, errors = run(
-        "export_matformer_tiers.py", "--src", str(made), "--tiers", "1", "7"
+        "export_matformer_tiers.py", "--src", str(model_dir), "--tiers", "1", "7"
     )
     assert (status, output) == (2, "")
     assert "has only 6 tiers besides the full model" in errors
@@ -351,10 +351,10 @@ def test_tokenise_to_unwritable_directory_is_refused(tmp_path: Path) -> None:
     assert errors.startswith("error: cannot write ")
 
 
-def test_init_does_not_overwrite_exported_checkpoint(made: Path) -> None:
-    (made / "README.md").unlink(missing_ok=True)  # created by another test
-    (made / "optimizer.bin").write_text("added since")
-    status, _, errors = run("init-model.py", "--out", str(made), *INIT)
+def test_init_does_not_overwrite_exported_checkpoint(model_dir: Path) -> None:
+    (model_dir / "README.md").unlink(missing_ok=True)  # created by another test
+    (model_dir / "optimizer.bin").write_text("added since")
+    status, _, errors = run("init-model.py", "--out", str(model_dir), *INIT)
     assert status == 1
     assert "optimizer.bin, which model init did not write" in errors
 
@@ -362,8 +362,8 @@ def test_init_does_not_overwrite_exported_checkpoint(made: Path) -> None:
 def test_new_model_has_tiers_of_tiers_file(tmp_path: Path) -> None:
     entries = tmp_path / "tiers.json"
     entries.write_text(json.dumps([{"layers": [1]}, {"intermediate_size": 7}]))
-    named = (*INIT, "--matformer-tiers", str(entries))
-    status, output, errors = run("init-model.py", "--out", str(tmp_path / "m"), *named)
+    options = (*INIT, "--matformer-tiers", str(entries))
+    status, output, errors = run("init-model.py", "--out", str(tmp_path / "m"), *options)
     assert status == 0, errors
     config = load_config(tmp_path / "m")
     assert set(json.loads(output)["tiers"]) == {"0", "1", "2"}
@@ -371,6 +371,6 @@ def test_new_model_has_tiers_of_tiers_file(tmp_path: Path) -> None:
     assert config.width(2) == 7
     for text, says in (("[{", "is not JSON"), ("[]", ""), ('[{"layers": [2]}]', "names layer 2")):
         entries.write_text(text)
-        status, _, errors = run("init-model.py", "--out", str(tmp_path / "n"), *named)
+        status, _, errors = run("init-model.py", "--out", str(tmp_path / "n"), *options)
         assert (status != 0) == bool(says), text
         assert says in errors

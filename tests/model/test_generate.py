@@ -87,13 +87,13 @@ def test_generation_with_draft_equals_text_without(
     temperature: float, tokens: int, new_tokens: int
 ) -> None:
     """The draft stops guessing at the end of the window."""
-    said = {"new_tokens": new_tokens, "temperature": temperature, "seed": 5}
+    options = {"new_tokens": new_tokens, "temperature": temperature, "seed": 5}
     full = of_tier(0, max_position_embeddings=12)
-    alone = generate(full, [1, 2, 3], **said)
+    alone = generate(full, [1, 2, 3], **options)
     assert (alone.passes, alone.guessed, alone.taken) == (len(alone.ids), 0, 0)
     for tier in (1, 2):
         smaller = of_tier(tier, max_position_embeddings=12)
-        drafted = generate(full, [1, 2, 3], **said, draft=Draft(smaller, tokens))
+        drafted = generate(full, [1, 2, 3], **options, draft=Draft(smaller, tokens))
         assert drafted.ids == alone.ids
         assert drafted.passes == len(alone.ids) - drafted.taken
         assert drafted.taken <= drafted.guessed
@@ -101,9 +101,9 @@ def test_generation_with_draft_equals_text_without(
 
 def test_generation_with_itself_as_draft_accepts_all() -> None:
     model = of_tier(0)
-    said = generate(model, [7], new_tokens=30, temperature=1.0, draft=Draft(model, 4))
-    assert said.taken == said.guessed == 24
-    assert said.passes == 6
+    generation = generate(model, [7], new_tokens=30, temperature=1.0, draft=Draft(model, 4))
+    assert generation.taken == generation.guessed == 24
+    assert generation.passes == 6
 
 
 def test_generation_with_draft_ends_like_model() -> None:
@@ -111,7 +111,7 @@ def test_generation_with_draft_ends_like_model() -> None:
     ends = alone[11]
     cut = alone[: alone.index(ends)]
     for tier in (0, 1):
-        found = generate(
+        generation = generate(
             of_tier(0, ends),
             [1],
             new_tokens=30,
@@ -119,7 +119,7 @@ def test_generation_with_draft_ends_like_model() -> None:
             seed=2,
             draft=Draft(of_tier(tier, ends), 5),
         )
-        assert found.ids == cut
+        assert generation.ids == cut
 
 
 def test_generation_samples_match_model_probabilities() -> None:

@@ -92,8 +92,8 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
     """Return a model of transformers and its saved checkpoint."""
     name: str = request.param
     torch.manual_seed(1)
-    made = transformers.AutoConfig.for_model(name, **MODELS[name], **DROPOUT.get(name, {}))
-    theirs = transformers.AutoModelForCausalLM.from_config(made).eval()
+    config = transformers.AutoConfig.for_model(name, **MODELS[name], **DROPOUT.get(name, {}))
+    theirs = transformers.AutoModelForCausalLM.from_config(config).eval()
     if "experts" in " ".join(name for name, _ in theirs.named_parameters()):
         theirs.set_experts_implementation("eager")
     theirs.save_pretrained(tmp_path / "theirs")
@@ -101,8 +101,8 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Any, Path]:
 
 
 def document(place: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((place / "config.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((place / "config.json").read_text())
+    return content
 
 
 def test_hf_auto_equals_transformers_and_roundtrips(
@@ -120,9 +120,9 @@ def test_hf_auto_equals_transformers_and_roundtrips(
     logits = theirs(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     gradients = {name: parameter.grad for name, parameter in theirs.named_parameters()}
-    found = {name: parameter.grad for name, parameter in ours.named_parameters()}
-    assert found.keys() == gradients.keys() == config.parameter_shapes().keys()
-    for name, gradient in found.items():
+    our_gradients = {name: parameter.grad for name, parameter in ours.named_parameters()}
+    assert our_gradients.keys() == gradients.keys() == config.parameter_shapes().keys()
+    for name, gradient in our_gradients.items():
         assert gradient is not None
         torch.testing.assert_close(gradient, gradients[name], rtol=1e-5, atol=1e-6)
     assert all(
@@ -149,7 +149,7 @@ SMALL = {
 
 
 @pytest.mark.parametrize(
-    "said",
+    "changes",
     [
         {
             "model_type": "gemma2",
@@ -166,15 +166,15 @@ SMALL = {
     ],
     ids=str,
 )
-def test_hf_null_and_padding_equal_transformers(said: dict[str, Any], tmp_path: Path) -> None:
+def test_hf_null_and_padding_equal_transformers(changes: dict[str, Any], tmp_path: Path) -> None:
     """Missing keys get transformers' defaults, and the padding token's embedding row is not
     trained.
     """
-    written = SMALL | {"num_key_value_heads": 1} | said
+    written = SMALL | {"num_key_value_heads": 1} | changes
     (tmp_path / "config.json").write_text(json.dumps(written))
     torch.manual_seed(1)
-    made = transformers.AutoConfig.from_pretrained(tmp_path, local_files_only=True)
-    theirs = transformers.AutoModelForCausalLM.from_config(made)
+    their_config = transformers.AutoConfig.from_pretrained(tmp_path, local_files_only=True)
+    theirs = transformers.AutoModelForCausalLM.from_config(their_config)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.3)
@@ -196,19 +196,23 @@ def test_hf_null_and_padding_equal_transformers(said: dict[str, Any], tmp_path: 
 
 
 def test_hf_schema_survives_its_document(saved: tuple[Any, Path]) -> None:
-    said = document(saved[1])
-    for tiers in range(1, config_of(said).possible_tiers() + 1)[:3]:
-        found = state_schema(said, tiers).document()
-        again = state_of_inputs(StateInputs(found["model"], found["widths"]))
-        assert again.document() == found
-        silent = said | {"transformers_version": "1", "_name_or_path": "x", "use_cache": False}
-        assert state_schema(silent, tiers).document() == found
-    lying = found["model"] | {"intermediate_size": 8}
+    entries = document(saved[1])
+    for tiers in range(1, config_of(entries).possible_tiers() + 1)[:3]:
+        schema_document = state_schema(entries, tiers).document()
+        again = state_of_inputs(StateInputs(schema_document["model"], schema_document["widths"]))
+        assert again.document() == schema_document
+        silent = entries | {"transformers_version": "1", "_name_or_path": "x", "use_cache": False}
+        assert state_schema(silent, tiers).document() == schema_document
+    lying = schema_document["model"] | {"intermediate_size": 8}
     with pytest.raises(ModelConfigError, match="intermediate_size 8 differs"):
-        state_of_inputs(StateInputs(lying, found["widths"]))
+        state_of_inputs(StateInputs(lying, schema_document["widths"]))
     for text in ("[", "[]", "[" * 60_000):
         with pytest.raises(ModelConfigError, match="not a JSON object"):
-            state_of_inputs(StateInputs(found["model"] | {"document": text}, found["widths"]))
+            state_of_inputs(
+                StateInputs(
+                    schema_document["model"] | {"document": text}, schema_document["widths"]
+                )
+            )
 
 
 WHOLE = {
@@ -224,14 +228,14 @@ WHOLE = {
 
 @pytest.mark.parametrize("name", WHOLE)
 def test_hf_uncuttable_model_has_one_tier_and_reason(name: str) -> None:
-    said = {"model_type": name, "pad_token_id": None} | MODELS.get(
+    entries = {"model_type": name, "pad_token_id": None} | MODELS.get(
         name, SMALL | {"num_key_value_heads": 1}
     )
-    config = config_of(said)
+    config = config_of(entries)
     assert config.possible_tiers() == 1
-    assert {segment.dim for segment in state_schema(said, 1).segments} == {None}
+    assert {segment.dim for segment in state_schema(entries, 1).segments} == {None}
     with pytest.raises(ModelConfigError, match=f"of type '{name}' has no tier 1: .*{WHOLE[name]}"):
-        state_schema(said, 2)
+        state_schema(entries, 2)
 
 
 def test_hf_unbuildable_network_has_one_tier() -> None:
@@ -270,8 +274,8 @@ FAST_CUT = ("gpt2", "gptj", "opt", "starcoder2")
 def test_tier_logits_equal_transformers_on_exported_tier(name: str, tmp_path: Path) -> None:
     """A tier is transformers' network with only the first hidden units of each feed-forward."""
     torch.manual_seed(1)
-    made = transformers.AutoConfig.for_model(name, **CUT[name])
-    theirs = transformers.AutoModelForCausalLM.from_config(made)
+    their_config = transformers.AutoConfig.for_model(name, **CUT[name])
+    theirs = transformers.AutoModelForCausalLM.from_config(their_config)
     with torch.no_grad():
         for parameter in theirs.parameters():
             parameter.add_(torch.randn(parameter.shape), alpha=0.3)
@@ -289,14 +293,14 @@ def test_tier_logits_equal_transformers_on_exported_tier(name: str, tmp_path: Pa
         assert document(place)["matformer_tier"] == tier
         sliced = load(place, tier)
         width = config.intermediate_size >> tier
-        cut = {held for held in params if params[held].shape != whole[held].shape}
+        cut = {key for key in params if params[key].shape != whole[key].shape}
         assert cut
-        assert all(config.elastic_dim(held) is not None for held in cut)
-        for held, tensor in params.items():
-            assert torch.equal(tensor, sliced[held])
-            dim = config.elastic_dim(held)
+        assert all(config.elastic_dim(key) is not None for key in cut)
+        for key, tensor in params.items():
+            assert torch.equal(tensor, sliced[key])
+            dim = config.elastic_dim(key)
             assert torch.equal(
-                tensor, whole[held] if dim is None else whole[held].narrow(dim, 0, width)
+                tensor, whole[key] if dim is None else whole[key].narrow(dim, 0, width)
             )
         exported = transformers.AutoModelForCausalLM.from_pretrained(
             place, dtype=torch.float32
@@ -304,13 +308,13 @@ def test_tier_logits_equal_transformers_on_exported_tier(name: str, tmp_path: Pa
         logits.append(config.build(tier, params)(tokens))
         assert torch.equal(logits[-1], exported(tokens).logits)
         _, again = merged(tmp_path / "m", place)
-        assert all(torch.equal(again[held], whole[held]) for held in whole)
+        assert all(torch.equal(again[key], whole[key]) for key in whole)
         # the full model without the other units
-        blind = {held: tensor.clone() for held, tensor in whole.items()}
-        for held in cut:
-            dim = config.elastic_dim(held)
+        blind = {key: tensor.clone() for key, tensor in whole.items()}
+        for key in cut:
+            dim = config.elastic_dim(key)
             assert dim is not None
-            blind[held].narrow(dim, width, config.intermediate_size - width).zero_()
+            blind[key].narrow(dim, width, config.intermediate_size - width).zero_()
         torch.testing.assert_close(config.build(0, blind)(tokens), logits[-1], rtol=1e-4, atol=1e-4)
     assert not torch.allclose(logits[0], logits[1], atol=1e-2)
     wrong = document(tmp_path / "m-tier1") | {
@@ -350,7 +354,7 @@ def test_hf_config_sizes_are_read_or_refused(change: dict[str, Any]) -> None:
         shapes = [config.parameter_shapes(tier) for tier in range(config.possible_tiers())]
     except ModelConfigError:
         return
-    assert all(min(shape) > 0 for held in shapes for shape in held.values())
+    assert all(min(shape) > 0 for tier_shapes in shapes for shape in tier_shapes.values())
     assert config_of(config.to_hf(len(shapes) - 1)) == config
 
 
@@ -402,13 +406,17 @@ def test_hf_experts_are_stacked_from_single_tensors(
 def test_hf_members_train_with_equal_replicas(
     tmp_path: Path, name: str, tiers: str, optimizer: dict[str, Any]
 ) -> None:
-    made = transformers.AutoConfig.for_model(name, **MODELS[name])
+    their_config = transformers.AutoConfig.for_model(name, **MODELS[name])
     torch.manual_seed(1)
-    transformers.AutoModelForCausalLM.from_config(made).save_pretrained(tmp_path / name)
+    transformers.AutoModelForCausalLM.from_config(their_config).save_pretrained(tmp_path / name)
     prepare(tmp_path)
-    given = optimizer | {"tiers": tiers, "members": max(2, len(tiers.split(","))), "total_batch": 6}
+    options = optimizer | {
+        "tiers": tiers,
+        "members": max(2, len(tiers.split(","))),
+        "total_batch": 6,
+    }
     events = train(
-        tmp_path, **given, model=tmp_path / name, steps=6, lr=0.003, out=tmp_path / "out"
+        tmp_path, **options, model=tmp_path / name, steps=6, lr=0.003, out=tmp_path / "out"
     )
     losses = [event["loss"] for event in events if event["kind"] == "step"]
     assert losses[-1] < losses[0]

@@ -121,12 +121,12 @@ def drawn(number: int) -> dict[str, Any]:
     ],
 )
 def test_hf_drawn_models_equal_transformers(number: int, tmp_path: Path) -> None:
-    said = drawn(number)
+    fields = drawn(number)
     torch.manual_seed(number)
-    name = said.pop("model_type")
-    made = transformers.AutoConfig.for_model(name, **said)
-    theirs = transformers.AutoModelForCausalLM.from_config(made).eval()
-    if "experts" in " ".join(held for held, _ in theirs.named_parameters()):
+    name = fields.pop("model_type")
+    their_config = transformers.AutoConfig.for_model(name, **fields)
+    theirs = transformers.AutoModelForCausalLM.from_config(their_config).eval()
+    if "experts" in " ".join(key for key, _ in theirs.named_parameters()):
         theirs.set_experts_implementation("eager")
     with torch.no_grad():
         for parameter in theirs.parameters():
@@ -135,16 +135,16 @@ def test_hf_drawn_models_equal_transformers(number: int, tmp_path: Path) -> None
     config = config_of(json.loads((tmp_path / "config.json").read_text()))
     assert config.MODEL_TYPE == "hf_auto"
     ours = config.build(0, load(tmp_path, 0))
-    tokens = torch.randint(said["vocab_size"], (2, 9))
+    tokens = torch.randint(fields["vocab_size"], (2, 9))
     torch.testing.assert_close(ours(tokens), theirs(tokens).logits, rtol=1e-4, atol=1e-4)
     ours.loss(tokens).backward()
     logits = theirs(tokens[:, :-1]).logits
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     gradients = dict(ours.named_parameters())
     learns = 0
-    for held, parameter in theirs.named_parameters():
-        gradient = gradients[held].grad
+    for key, parameter in theirs.named_parameters():
+        gradient = gradients[key].grad
         assert gradient is not None
-        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4, msg=held)
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-4, msg=key)
         learns += bool(gradient.any())
     assert learns > len(gradients) // 2

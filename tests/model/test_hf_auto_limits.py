@@ -81,18 +81,18 @@ LARGEST: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("said", TOO_LARGE, ids=json.dumps)
+@pytest.mark.parametrize("fields", TOO_LARGE, ids=json.dumps)
 def test_oversized_number_is_refused_before_config_is_built(
-    said: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers import AutoConfig
 
-    def made(*_: object, **__: object) -> None:
+    def build(*_: object, **__: object) -> None:
         raise AssertionError("transformers was asked")
 
-    monkeypatch.setattr(AutoConfig, "for_model", made)
+    monkeypatch.setattr(AutoConfig, "for_model", build)
     with pytest.raises(ModelConfigError, match=r"config\.json: '\w+' must be at most \d+, not "):
-        config_of(said)
+        config_of(fields)
 
 
 def test_masks_larger_than_their_bound_are_refused_unbuilt() -> None:

@@ -117,16 +117,16 @@ def test_hub_fetches_only_shards_of_tier(
     fetch: Fetch, server: Hub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", 2_000)
-    said = CONFIG.to_hf() | {"num_hidden_layers": 3, "matformer_tiers": [{"layers": [2]}]}
-    config = config_of(said)
+    fields = CONFIG.to_hf() | {"num_hidden_layers": 3, "matformer_tiers": [{"layers": [2]}]}
+    config = config_of(fields)
     write_checkpoint(tmp_path / "s", init_weights(config, 5), config, tier=0, companions={})
     server.repos["me/model"] = {path.name: path.read_bytes() for path in (tmp_path / "s").iterdir()}
     index = json.loads((tmp_path / "s" / "model.safetensors.index.json").read_text())["weight_map"]
     skipped = ("model.layers.0.", "model.layers.1.")
-    held = {file for name, file in index.items() if not name.startswith(skipped)}
+    files = {file for name, file in index.items() if not name.startswith(skipped)}
     params = load(fetch(tier=1), 1)
     expected = init_weights(config, 5, 1)
-    assert {name for name in server.fetched if "-of-" in name} == held < set(index.values())
+    assert {name for name in server.fetched if "-of-" in name} == files < set(index.values())
     assert all(torch.equal(params[name], expected[name]) for name in expected)
     # the other files are fetched when they are needed
     assert load(fetch(), 0).keys() == config.parameter_shapes().keys()

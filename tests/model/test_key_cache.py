@@ -79,9 +79,9 @@ def built(file: dict[str, Any], tier: int = 0, **fields: Any) -> LanguageModel:
         name: torch.randn(shape, generator=noise) * 0.3 + ("norm" in name)
         for name, shape in config.parameter_shapes().items()
     }
-    held = config.parameter_shapes(tier)
+    shapes = config.parameter_shapes(tier)
     return config.build(
-        tier, {name: whole[name][tuple(map(slice, held[name]))].contiguous() for name in held}
+        tier, {name: whole[name][tuple(map(slice, shapes[name]))].contiguous() for name in shapes}
     )
 
 
@@ -123,8 +123,8 @@ def test_cache_cut_back_forgets_tokens(name: str) -> None:
     assert cache.length == 9
     cache.cut(4)  # tokens of another text followed here
     assert cache.length == 4
-    found = in_pieces(model, ids[:, 4:], cache, (1, 7))
-    torch.testing.assert_close(found, model(ids)[:, 4:], rtol=1e-4, atol=1e-4)
+    logits = in_pieces(model, ids[:, 4:], cache, (1, 7))
+    torch.testing.assert_close(logits, model(ids)[:, 4:], rtol=1e-4, atol=1e-4)
 
 
 @torch.no_grad()
@@ -147,10 +147,10 @@ CACHED = [name for name in FILES if name != "deepseek_v2"] + [
 @pytest.mark.parametrize("name", CACHED)
 def test_cached_text_beyond_window_equals_uncached(name: str) -> None:
     model = built(FILES[name])
-    wanted = recomputed(model, [3, 1, 4], 2 * WINDOW)
+    expected = recomputed(model, [3, 1, 4], 2 * WINDOW)
     for guesses in (0, 1, 5):
         draft = Draft(built(FILES[name], 1), guesses) if guesses else None
-        assert generate(model, [3, 1, 4], new_tokens=2 * WINDOW, draft=draft).ids == wanted, (
+        assert generate(model, [3, 1, 4], new_tokens=2 * WINDOW, draft=draft).ids == expected, (
             f"{guesses} guesses"
         )
 
@@ -160,14 +160,14 @@ def test_dynamic_positions_cache_text_up_to_model_length() -> None:
     known = 8
     model = built(FILES["dynamic"], rope_original_length=known)
     assert model.config.cacheable == known < model.config.max_position_embeddings
-    wanted = recomputed(model, [3, 1, 4], WINDOW)
+    expected = recomputed(model, [3, 1, 4], WINDOW)
     for draft in (
         None,
         Draft(model, 4),
         Draft(built(FILES["dynamic"], 1, rope_original_length=known), 3),
     ):
-        assert generate(model, [3, 1, 4], new_tokens=WINDOW, draft=draft).ids == wanted
-    assert generate(built(FILES["dynamic"]), [3, 1, 4], new_tokens=WINDOW).ids != wanted, (
+        assert generate(model, [3, 1, 4], new_tokens=WINDOW, draft=draft).ids == expected
+    assert generate(built(FILES["dynamic"]), [3, 1, 4], new_tokens=WINDOW).ids != expected, (
         "the scale matters"
     )
 
@@ -189,8 +189,8 @@ def test_cached_token_is_computed_once(name: str, cacheable: int) -> None:
     object.__setattr__(model, "body", counted)
     generate(model, [3, 1, 4], new_tokens=WINDOW + 2)
     lengths = range(3, WINDOW + 5)
-    wanted = [1 if length <= cacheable else min(length, WINDOW) for length in lengths]
-    assert passed == [3, *wanted[1:]]
+    expected = [1 if length <= cacheable else min(length, WINDOW) for length in lengths]
+    assert passed == [3, *expected[1:]]
 
 
 def test_models_of_transformers_cache_nothing() -> None:

@@ -140,19 +140,19 @@ def test_padding_token_in_text_learns(tied: bool, padded: bool, tmp_path: Path) 
     torch.testing.assert_close(ours(tokens[:, :-1]), logits, rtol=1e-4, atol=1e-4)
     torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()).backward()
     ours.loss(tokens).backward()
-    found = ours.model.embed_tokens.weight.grad
+    gradient = ours.model.embed_tokens.weight.grad
     expected = theirs.model.embed_tokens.weight.grad
     others = torch.arange(config.vocab_size) != pad
-    torch.testing.assert_close(found[others], expected[others], rtol=1e-4, atol=1e-4)
-    assert torch.allclose(found[pad], expected[pad], rtol=1e-4, atol=1e-4) is not padded
+    torch.testing.assert_close(gradient[others], expected[others], rtol=1e-4, atol=1e-4)
+    assert torch.allclose(gradient[pad], expected[pad], rtol=1e-4, atol=1e-4) is not padded
 
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_llama_kin_checkpoint_of_transformers_loads(number: int, tmp_path: Path) -> None:
     given_config = random_config(number)
-    made = transformers.AutoConfig.for_model(**given_config)
+    their_config = transformers.AutoConfig.for_model(**given_config)
     torch.manual_seed(number)
-    theirs = transformers.AutoModelForCausalLM.from_config(made).eval()
+    theirs = transformers.AutoModelForCausalLM.from_config(their_config).eval()
     theirs.save_pretrained(tmp_path / "theirs")
     document = json.loads((tmp_path / "theirs" / "config.json").read_text())
     config = config_of(document)
@@ -188,9 +188,9 @@ def test_rope_positions_of_published_sizes_equal_transformers(table: dict[str, A
         "max_position_embeddings": 65536,
         "rope_parameters": table,
     }
-    made = transformers.AutoConfig.for_model(**given_config)
+    their_config = transformers.AutoConfig.for_model(**given_config)
     init = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS[table["rope_type"]]
-    frequencies, loudness = init(made, torch.device("cpu"))
+    frequencies, loudness = init(their_config, torch.device("cpu"))
     angles = torch.outer(torch.arange(300.0), frequencies).repeat(1, 2)
     cosine, sine = scaled_rotary(LlamaConfig.from_hf(given_config), 128, 300, torch.device("cpu"))
     torch.testing.assert_close(cosine, angles.cos() * loudness, rtol=0, atol=1e-4)
@@ -207,9 +207,9 @@ def test_llama_kin_tier_equals_its_exported_checkpoint(number: int, tmp_path: Pa
         0, config.vocab_size, (2, 12), generator=torch.Generator().manual_seed(number)
     )
     for tier in (1, 2):
-        held = config.build(tier, load(tmp_path / "m", tier, "universal"))
+        tier_model = config.build(tier, load(tmp_path / "m", tier, "universal"))
         exported = load(tmp_path / f"m-tier{tier}", tier)
-        assert torch.equal(held(tokens), config.build(tier, exported)(tokens))
+        assert torch.equal(tier_model(tokens), config.build(tier, exported)(tokens))
         assert {
             name: tuple(tensor.shape) for name, tensor in exported.items()
         } == config.parameter_shapes(tier)
@@ -255,9 +255,11 @@ def test_biases_and_norms_begin_without_effect() -> None:
     config = LlamaConfig.from_hf({**random_config(0), "attention_bias": True, "mlp_bias": True})
     started = init_weights(config, 1)
     assert all(not tensor.any() for name, tensor in started.items() if name.endswith(".bias"))
-    kept = LlamaConfig.from_hf(random_config(3))
+    llama_config = LlamaConfig.from_hf(random_config(3))
     assert all(
-        torch.all(tensor == 1) for name, tensor in init_weights(kept, 1).items() if "norm" in name
+        torch.all(tensor == 1)
+        for name, tensor in init_weights(llama_config, 1).items()
+        if "norm" in name
     )
 
 
@@ -290,10 +292,10 @@ def test_llama_kin_config_has_no_attribute_aliases(family: str) -> None:
 
 
 def test_mistral_without_window_key_uses_transformers_default() -> None:
-    said = random_config(1)
-    del said["sliding_window"]
+    fields = random_config(1)
+    del fields["sliding_window"]
     with pytest.raises(ModelConfigError, match="sliding_window 4096"):
-        config_of(said)
+        config_of(fields)
 
 
 ANYTHING = (
@@ -336,16 +338,16 @@ def test_llama_kin_config_values_are_read_or_refused(number: int, change: dict[s
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-@pytest.mark.parametrize("said", [{}, {"num_key_value_heads": None}], ids=["absent", "null"])
-def test_key_heads_absent_or_null_equal_transformers(family: str, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{}, {"num_key_value_heads": None}], ids=["absent", "null"])
+def test_key_heads_absent_or_null_equal_transformers(family: str, fields: dict[str, Any]) -> None:
     sizes = {
         "hidden_size": 256,
         "num_attention_heads": 64,
         "intermediate_size": 8,
         "num_hidden_layers": 1,
     }
-    theirs = transformers.AutoConfig.for_model(family, **sizes, **said)
+    theirs = transformers.AutoConfig.for_model(family, **sizes, **fields)
     config = config_of(
-        {"model_type": family, "vocab_size": 33, "sliding_window": None, **sizes, **said}
+        {"model_type": family, "vocab_size": 33, "sliding_window": None, **sizes, **fields}
     )
     assert config.model_dump()["num_key_value_heads"] == theirs.num_key_value_heads

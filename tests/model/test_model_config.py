@@ -28,7 +28,7 @@ LINEAR = {"rope_type": "linear", "factor": 2.0}
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
     """Return the last logits of transformers' Llama with the same weights, for every config."""
-    found = {}
+    logits = {}
     for name, change in CHANGES.items():
         place = tmp_path_factory.mktemp("theirs") / "m"
         config = LlamaConfig.from_hf(document(change))
@@ -36,8 +36,8 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, torch.Tensor]:
         (place / "config.json").write_text(json.dumps(document(change)))
         model = transformers.LlamaForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
         with torch.no_grad():
-            found[name] = model(tokens(config.vocab_size)).logits[0, -1, :]
-    return found
+            logits[name] = model(tokens(config.vocab_size)).logits[0, -1, :]
+    return logits
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -151,8 +151,8 @@ def test_token_ids_survive_loading_and_saving(
 
 def test_config_lists_every_end_token() -> None:
     ends = {"a": [5, 9], "b": 5, "c": None, "d": []}
-    found = {
+    end_tokens = {
         name: LlamaConfig.from_hf(PLAIN | {"eos_token_id": end}).end_tokens
         for name, end in ends.items()
     }
-    assert found == {"a": (5, 9), "b": (5,), "c": (), "d": ()}
+    assert end_tokens == {"a": (5, 9), "b": (5,), "c": (), "d": ()}

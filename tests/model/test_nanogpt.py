@@ -75,12 +75,12 @@ def _same_as_restated(shape: NanoGPTConfig) -> None:
     net = shape.build(0, {name: tensor.clone() for name, tensor in params.items()})
     logits = net(ids)[0]
     own = {name: tensor.clone().requires_grad_(True) for name, tensor in params.items()}
-    wanted = restated(own, shape, ids[0])
-    torch.testing.assert_close(logits.double(), wanted, rtol=1e-4, atol=1e-5)
+    expected = restated(own, shape, ids[0])
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
     weigh = torch.randn(
-        wanted.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
+        expected.shape, generator=torch.Generator().manual_seed(5), dtype=torch.float64
     )
-    (wanted * weigh).sum().backward()
+    (expected * weigh).sum().backward()
     (logits.double() * weigh).sum().backward()
     for name, tensor in net.named_parameters():
         assert tensor.grad is not None, name
@@ -121,10 +121,10 @@ def test_nanogpt_logits_stay_within_cap() -> None:
 
 def test_nanogpt_option_parameters_have_initial_values() -> None:
     params = init_weights(config(), 0)
-    found = {
+    values = {
         name.rpartition(".")[2]: set(t.tolist()) for name, t in params.items() if "lambda" in name
     }
-    assert found == {
+    assert values == {
         "residual_lambda": {1.0},
         "x0_lambda": {0.0},
         "value_lambda": {0.5},
@@ -136,15 +136,15 @@ def test_nanogpt_option_parameters_have_initial_values() -> None:
 def test_nanogpt_tier_equals_full_model_without_other_units(option: str, tier: int) -> None:
     shape = config(option)
     full = weights(shape)
-    held = weights(shape, tier)
-    for name, tensor in held.items():
+    tensors = weights(shape, tier)
+    for name, tensor in tensors.items():
         assert torch.equal(tensor, full[name][tuple(slice(0, size) for size in tensor.shape)]), name
     for name, tensor in full.items():
         if name.endswith("down_proj.weight"):
             tensor[:, shape.width(tier) :] = 0
     ids = tokens()
     torch.testing.assert_close(
-        shape.build(tier, held)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-6
+        shape.build(tier, tensors)(ids), shape.build(0, full)(ids), rtol=1e-5, atol=1e-6
     )
 
 
@@ -180,7 +180,7 @@ def test_nanogpt_overfits_text_at_every_tier() -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"use_smear_gate": True}, "use_smear_gate is a key of another NanoGPT"),
         ({"num_key_value_heads": 2}, "num_key_value_heads 2 differs from num_attention_heads"),
@@ -203,8 +203,8 @@ def test_nanogpt_overfits_text_at_every_tier() -> None:
         ({"intermediate_size": None}, "intermediate_size is missing"),
     ],
 )
-def test_nanogpt_config_with_unsupported_key_is_refused(keys: dict[str, Any], said: str) -> None:
-    with pytest.raises(ModelConfigError, match=said):
+def test_nanogpt_config_with_unsupported_key_is_refused(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelConfigError, match=message):
         config_of(HF | keys)
 
 

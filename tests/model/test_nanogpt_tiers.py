@@ -25,7 +25,7 @@ NAMED: dict[str, list[dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize("named", NAMED)
+@pytest.mark.parametrize("tiers_name", NAMED)
 @pytest.mark.parametrize(
     "option",
     [
@@ -34,25 +34,29 @@ NAMED: dict[str, list[dict[str, Any]]] = {
         pytest.param("unet_skips", marks=pytest.mark.slow),
     ],
 )
-def test_nanogpt_named_tier_equals_full_model_without_the_rest(option: str, named: str) -> None:
-    shape = config(option, matformer_tiers=NAMED[named])
+def test_nanogpt_named_tier_equals_full_model_without_the_rest(
+    option: str, tiers_name: str
+) -> None:
+    shape = config(option, matformer_tiers=NAMED[tiers_name])
     for tier in (1, 2):
         full = weights(shape)
-        kept = shape.shape(tier)
+        tier_shape = shape.shape(tier)
         shapes = shape.parameter_shapes(tier)
-        held = {name: full[name][tuple(map(slice, size))].clone() for name, size in shapes.items()}
-        for layer in kept.layers:
-            width, heads = kept.of_layer(layer)
+        tensors = {
+            name: full[name][tuple(map(slice, size))].clone() for name, size in shapes.items()
+        }
+        for layer in tier_shape.layers:
+            width, heads = tier_shape.of_layer(layer)
             full[f"model.layers.{layer}.self_attn.o_proj.weight"][:, heads * shape.head_dim :] = 0
             full[f"model.layers.{layer}.mlp.down_proj.weight"][:, width:] = 0
-        net = shape.build(tier, held)
+        net = shape.build(tier, tensors)
         ids = tokens(1, 5)
         own = {name: tensor.requires_grad_(True) for name, tensor in full.items()}
-        wanted = restated(own, shape, ids[0], kept.layers)
-        found = net(ids)[0]
-        torch.testing.assert_close(found.double(), wanted, rtol=1e-4, atol=1e-5)
-        wanted.square().sum().backward()
-        found.double().square().sum().backward()
+        expected = restated(own, shape, ids[0], tier_shape.layers)
+        logits = net(ids)[0]
+        torch.testing.assert_close(logits.double(), expected, rtol=1e-4, atol=1e-5)
+        expected.square().sum().backward()
+        logits.double().square().sum().backward()
         for name, tensor in net.named_parameters():
             theirs = own[name].grad
             assert tensor.grad is not None
@@ -62,9 +66,9 @@ def test_nanogpt_named_tier_equals_full_model_without_the_rest(option: str, name
             torch.testing.assert_close(tensor.grad, part, rtol=1e-3, atol=1e-3, msg=name)
 
 
-@pytest.mark.parametrize("named", NAMED)
-def test_nanogpt_tier_position_ignores_later_tokens(named: str) -> None:
-    shape = config("all", matformer_tiers=NAMED[named])
+@pytest.mark.parametrize("tiers_name", NAMED)
+def test_nanogpt_tier_position_ignores_later_tokens(tiers_name: str) -> None:
+    shape = config("all", matformer_tiers=NAMED[tiers_name])
     ids = tokens()
     changed = ids.clone()
     changed[:, 6:] = (changed[:, 6:] + 1) % 48

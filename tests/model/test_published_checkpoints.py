@@ -84,13 +84,13 @@ def quantized() -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """
     params = init_weights(CONFIG, 1)
     filed = dict(params)
-    wanted = dict(params)
+    expected = dict(params)
     for name, tensor in params.items():
         if tensor.dim() == 2 and "_proj" in name:
             filed[name], filed[name + "_scale_inv"] = in_fp8(tensor)
-            wanted[name] = meant(filed[name], filed[name + "_scale_inv"])
-            torch.testing.assert_close(wanted[name], tensor, rtol=0.07, atol=0.01)
-    return filed, wanted
+            expected[name] = meant(filed[name], filed[name + "_scale_inv"])
+            torch.testing.assert_close(expected[name], tensor, rtol=0.07, atol=0.01)
+    return filed, expected
 
 
 @pytest.fixture
@@ -98,32 +98,32 @@ def published(
     tmp_path: Path, quantized: tuple[dict[str, Tensor], dict[str, Tensor]]
 ) -> tuple[Path, dict[str, Tensor], dict[str, Tensor]]:
     """Return a directory with that file, its tensors, and the numbers that they stand for."""
-    filed, wanted = quantized
+    filed, expected = quantized
     place = tmp_path / "m"
     place.mkdir()
     (place / "config.json").write_text(
         json.dumps(CONFIG.to_hf() | {"quantization_config": QUANTIZED})
     )
     save_file(filed, place / "model.safetensors")
-    return place, dict(filed), dict(wanted)
+    return place, dict(filed), dict(expected)
 
 
-def same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> bool:
-    return found.keys() == wanted.keys() and all(
-        found[name].dtype == torch.float32 and torch.equal(found[name], tensor)
-        for name, tensor in wanted.items()
+def same(tensors: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+    return tensors.keys() == expected.keys() and all(
+        tensors[name].dtype == torch.float32 and torch.equal(tensors[name], tensor)
+        for name, tensor in expected.items()
     )
 
 
 def test_fp8_weights_equal_numbers_times_block_scale(
     published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
 ) -> None:
-    place, _, wanted = published
+    place, _, expected = published
     assert config_of(json.loads((place / "config.json").read_text())) == CONFIG
-    assert same(load(place, 0), wanted)
+    assert same(load(place, 0), expected)
     for tier in (1, 2, 3):
         cut = {
-            name: wanted[name][tuple(map(slice, shape))]
+            name: expected[name][tuple(map(slice, shape))]
             for name, shape in CONFIG.parameter_shapes(tier).items()
         }
         assert same(load(place, tier), cut)
@@ -136,7 +136,7 @@ def test_fp8_weights_equal_numbers_times_block_scale(
 def test_fp8_scales_may_be_in_another_file(
     published: tuple[Path, dict[str, Tensor], dict[str, Tensor]],
 ) -> None:
-    place, filed, wanted = published
+    place, filed, expected = published
     (place / "model.safetensors").unlink()
     parts = {"a.safetensors": {}, "b.safetensors": {}}
     for name, tensor in filed.items():
@@ -145,7 +145,7 @@ def test_fp8_scales_may_be_in_another_file(
         save_file(tensors, place / name)
     index = {"weight_map": {key: name for name, tensors in parts.items() for key in tensors}}
     (place / "model.safetensors.index.json").write_text(json.dumps(index))
-    assert same(load(place, 0), wanted)
+    assert same(load(place, 0), expected)
 
 
 @pytest.mark.parametrize(
@@ -249,9 +249,9 @@ def test_multi_token_layers_are_skipped_with_one_warning(
         CheckpointError, match=r"holds 'model\.layers\.2\.\S+', which is not part of this model"
     ):
         load(tmp_path / "m", tier)
-    said = CONFIG.to_hf() | {"num_nextn_predict_layers": 1}
-    (tmp_path / "m" / "config.json").write_text(json.dumps(said))
-    assert config_of(said) == CONFIG
+    fields = CONFIG.to_hf() | {"num_nextn_predict_layers": 1}
+    (tmp_path / "m" / "config.json").write_text(json.dumps(fields))
+    assert config_of(fields) == CONFIG
     with caplog.at_level(logging.WARNING):
         assert same(load(tmp_path / "m", tier), init_weights(CONFIG, 1, tier))
     assert [record.getMessage() for record in caplog.records] == [

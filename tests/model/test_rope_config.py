@@ -105,8 +105,8 @@ def test_rope_number_equals_transformers_or_is_refused(kind: str, where: str) ->
             if expected is None:
                 assert value is None  # transformers fails on a null that has no effect here
                 continue
-            found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
-            for ours, other in zip(found, expected, strict=True):
+            rotary = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
+            for ours, other in zip(rotary, expected, strict=True):
                 torch.testing.assert_close(
                     ours, other, rtol=0, atol=1e-4, msg=f"{kind} {key} {value}"
                 )
@@ -151,8 +151,8 @@ def test_rope_table_without_original_length_uses_longest_text(kind: str, where: 
     # transformers adds the length to the table that it is given
     expected = theirs(copy.deepcopy(file))
     assert expected is not None
-    found = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
-    for ours, other in zip(found, expected, strict=True):
+    rotary = scaled_rotary(config, config.head_dim, LENGTH, torch.device("cpu"))
+    for ours, other in zip(rotary, expected, strict=True):
         torch.testing.assert_close(ours, other, rtol=0, atol=1e-4)
     assert config_of(config.to_hf()) == config
     unsaid = {key: value for key, value in file.items() if key != "max_position_embeddings"}

@@ -83,9 +83,9 @@ def test_saved_momentum_is_read_by_tiers_and_not_exported(tmp_path: Path) -> Non
     assert save(tmp_path, params, CONFIG, **shared).place == place  # type: ignore[arg-type]
     for tier in (0, 1):
         shapes = {MOMENTUM + name: s for name, s in CONFIG.parameter_shapes(tier).items()}
-        found = read_momentum(place, CONFIG, shapes)
-        assert found.keys() == whole.keys()
-        for name, tensor in found.items():
+        momentum = read_momentum(place, CONFIG, shapes)
+        assert momentum.keys() == whole.keys()
+        for name, tensor in momentum.items():
             assert torch.equal(tensor, whole[name][tuple(map(slice, tensor.shape))])
     assert load(place, 0).keys() == params.keys()
     export_tiers(place, [1], tmp_path / "out" / "m")

@@ -132,8 +132,8 @@ def test_unneeded_other_model_of_step_is_moved_aside(tmp_path: Path) -> None:
     assert all(is_removable(path) for path in tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("named", ["run-step5", "link/run-step5", "alias"])
-def test_needed_other_model_of_step_is_kept(tmp_path: Path, named: str) -> None:
+@pytest.mark.parametrize("name", ["run-step5", "link/run-step5", "alias"])
+def test_needed_other_model_of_step_is_kept(tmp_path: Path, name: str) -> None:
     place = keep(tmp_path, 5, seed=1).place
     (tmp_path / "link").symlink_to(tmp_path)
     (tmp_path / "alias").symlink_to(place)
@@ -141,7 +141,7 @@ def test_needed_other_model_of_step_is_kept(tmp_path: Path, named: str) -> None:
         CheckpointError,
         match="run-step5, which holds another model",
     ):
-        keep(tmp_path, 5, seed=2, needed=[tmp_path / "nowhere", tmp_path / named])
+        keep(tmp_path, 5, seed=2, needed=[tmp_path / "nowhere", tmp_path / name])
     assert holds(place, 1)
     assert names(tmp_path) == ["alias", "link", "run-step5"]
 
@@ -248,10 +248,10 @@ def test_concurrent_move_aside_of_step_happens_once(tmp_path: Path) -> None:
         compare = filecmp.cmpfiles
 
         def slow(*files: Any, **how: Any) -> Any:
-            found = compare(*files, **how)
+            result = compare(*files, **how)
             (tmp_path / "compared").touch()
             time.sleep(0.5)
-            return found
+            return result
 
         filecmp.cmpfiles = slow  # type: ignore[assignment]
         keep(tmp_path / "kept", 5, seed=2)

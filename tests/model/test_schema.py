@@ -128,11 +128,11 @@ def test_schema_number_of_tiers_is_checked(tiers: int) -> None:
 
 @pytest.mark.parametrize("level", [-1, 3])
 def test_schema_missing_level_is_named(level: int) -> None:
-    for asked in (schema().of_level, schema().held_by, schema().parameters):
+    for method in (schema().of_level, schema().held_by, schema().parameters):
         with pytest.raises(
             SchemaError, match=f"level {level} is out of range\\nThis run has levels 0 to 2"
         ):
-            asked(level)
+            method(level)
 
 
 def test_canonical_document_is_ascii_with_sorted_keys() -> None:

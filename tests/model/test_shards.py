@@ -44,8 +44,8 @@ def small_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", LIMIT)
 
 
-def written(place: Path, said: dict[str, Any]) -> ModelConfig:
-    config = config_of(said)
+def written(place: Path, fields: dict[str, Any]) -> ModelConfig:
+    config = config_of(fields)
     write_checkpoint(place, init_weights(config, 5), config, tier=0, companions={})
     return config
 
@@ -61,14 +61,14 @@ def test_sharded_export_of_tiers_merges_to_same_bits(model: str, tmp_path: Path)
     export_tiers(place, [1, 2])
     manifest = json.loads((place / MANIFEST_FILE).read_text())
     for entry in manifest["tiers"]:
-        named = {name.rpartition("/")[2] for name in entry["files"]}
-        found = {
+        files = {name.rpartition("/")[2] for name in entry["files"]}
+        names = {
             path.name
             for path in (
                 tmp_path / ("m" if not entry["tier"] else f"m-tier{entry['tier']}")
             ).iterdir()
         }
-        assert named == found - {MANIFEST_FILE, MARK}
+        assert files == names - {MANIFEST_FILE, MARK}
         assert set(entry["files"]) <= manifest["sha256"].keys()
     assert verified(place).tiers == (1, 2)
     for tier in (1, 2):
@@ -145,30 +145,30 @@ def test_tier_reads_only_its_pages_of_full_file(
 ) -> None:
     """Missing rows and layers are never read. All pages of a matrix cut by columns are."""
     monkeypatch.setattr(save_checkpoint, "SHARD_BYTES", 1 << 40)
-    said = LLAMA | {"hidden_size": 512, "intermediate_size": 8192}  # matrices of 16 MiB
-    said |= {"matformer_tiers": [{"layers": [1]}]} if kind == "layers" else {}
-    config = config_of(said)
+    fields = LLAMA | {"hidden_size": 512, "intermediate_size": 8192}  # matrices of 16 MiB
+    fields |= {"matformer_tiers": [{"layers": [1]}]} if kind == "layers" else {}
+    config = config_of(fields)
     zeros = {name: torch.zeros(shape) for name, shape in config.parameter_shapes().items()}
     write_checkpoint(tmp_path / "m", zeros, config, tier=0, companions={})
     tier = 1 if kind == "layers" else 2
-    seen: list[int] = []
+    pages: list[int] = []
 
     @contextmanager
     def watched(path: Path, **options: Any) -> Iterator[Any]:
         with safe_open(path, **options) as file:
             yield file
-            seen.append(touched(Path(path)))
+            pages.append(touched(Path(path)))
 
     monkeypatch.setattr(weights, "safe_open", watched)
     full = config.parameter_shapes()
-    held = config.parameter_shapes(tier)
+    shapes = config.parameter_shapes(tier)
     params = load(tmp_path / "m", tier, "universal")
-    assert {name: tuple(tensor.shape) for name, tensor in params.items()} == held
+    assert {name: tuple(tensor.shape) for name, tensor in params.items()} == shapes
     columns = {
         name: full[name] if name.endswith("down_proj.weight") else shape
-        for name, shape in held.items()
+        for name, shape in shapes.items()
     }
     expected = sum(4 * torch.Size(shape).numel() for shape in columns.values())
     around = 2 << 20  # at the end of a run of pages
-    assert expected <= seen[0] <= expected + around * sum(full[name][0] > 512 for name in held)
-    assert seen[0] < 0.75 * (tmp_path / "m" / "model.safetensors").stat().st_size
+    assert expected <= pages[0] <= expected + around * sum(full[name][0] > 512 for name in shapes)
+    assert pages[0] < 0.75 * (tmp_path / "m" / "model.safetensors").stat().st_size

@@ -139,7 +139,7 @@ def test_tied_checkpoints_load_tied_and_untied(name: str, tied: bool, seed: int)
         assert same(load(Path(root) / "theirs", 0), params)
 
 
-def same(found: dict[str, Tensor], params: dict[str, Tensor]) -> bool:
-    return found.keys() == params.keys() and all(
-        torch.equal(found[name], params[name]) for name in params
+def same(tensors: dict[str, Tensor], params: dict[str, Tensor]) -> bool:
+    return tensors.keys() == params.keys() and all(
+        torch.equal(tensors[name], params[name]) for name in params
     )

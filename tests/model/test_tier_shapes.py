@@ -87,19 +87,21 @@ def random_tiers(chance: random.Random, config: dict[str, Any]) -> list[dict[str
     """Return two random entries, each smaller than the one before."""
     layers = config["num_hidden_layers"]
     heads = config.get("num_key_value_heads", config["num_attention_heads"])
-    held = dict.fromkeys(range(layers), (config["intermediate_size"], heads))
+    shapes = dict.fromkeys(range(layers), (config["intermediate_size"], heads))
     entries = []
     for number in range(2):
-        kept = sorted(chance.sample(sorted(held), chance.randint(max(1, len(held) - 1), len(held))))
-        held = {
-            n: (chance.randint(20 - 9 * number, held[n][0] - 1), chance.randint(1, held[n][1]))
-            for n in kept
+        kept_layers = sorted(
+            chance.sample(sorted(shapes), chance.randint(max(1, len(shapes) - 1), len(shapes)))
+        )
+        shapes = {
+            n: (chance.randint(20 - 9 * number, shapes[n][0] - 1), chance.randint(1, shapes[n][1]))
+            for n in kept_layers
         }
         sizes = {
-            "intermediate_size": [w for w, _ in held.values()],
-            "num_key_value_heads": [h for _, h in held.values()],
+            "intermediate_size": [w for w, _ in shapes.values()],
+            "num_key_value_heads": [h for _, h in shapes.values()],
         }
-        entries.append({"layers": kept} | sizes)
+        entries.append({"layers": kept_layers} | sizes)
     return entries
 
 
@@ -109,16 +111,20 @@ def random_tiers_of_experts(chance: random.Random, config: dict[str, Any]) -> li
     """
     dense = config["first_k_dense_replace"]
     whole = (config["intermediate_size"], config["moe_intermediate_size"])
-    held = {n: whole[n >= dense] for n in range(config["num_hidden_layers"])}
+    experts = {n: whole[n >= dense] for n in range(config["num_hidden_layers"])}
     entries = []
     for _ in range(2):
-        kept = sorted(chance.sample(sorted(held), chance.randint(max(1, len(held) - 1), len(held))))
-        held = {n: chance.randint(held[n] // 2, held[n] - 1) for n in kept}
+        kept_layers = sorted(
+            chance.sample(sorted(experts), chance.randint(max(1, len(experts) - 1), len(experts)))
+        )
+        experts = {n: chance.randint(experts[n] // 2, experts[n] - 1) for n in kept_layers}
         sizes = {
-            "intermediate_size": [w for n, w in held.items() if n < dense],
-            "moe_intermediate_size": [w for n, w in held.items() if n >= dense],
+            "intermediate_size": [w for n, w in experts.items() if n < dense],
+            "moe_intermediate_size": [w for n, w in experts.items() if n >= dense],
         }
-        entries.append({"layers": kept} | {part: said for part, said in sizes.items() if said})
+        entries.append(
+            {"layers": kept_layers} | {part: size for part, size in sizes.items() if size}
+        )
     return entries
 
 
@@ -249,32 +255,32 @@ def test_levels_cover_each_number_once_at_every_tier(number: int) -> None:
     )
     assert document["widths"] == sorted(set(document["widths"]), reverse=True)
     full = random_weights(config, number)
-    seen = {name: torch.zeros(tensor.shape) for name, tensor in full.items()}
+    coverage = {name: torch.zeros(tensor.shape) for name, tensor in full.items()}
     for segment in schema.segments:
-        view(seen, segment).add_(1)
-    assert all(torch.all(times == 1) for times in seen.values())
+        view(coverage, segment).add_(1)
+    assert all(torch.all(times == 1) for times in coverage.values())
     for tier in range(3):
-        held = {
+        tensors = {
             name: full[name][tuple(map(slice, shape))]
             for name, shape in config.parameter_shapes(tier).items()
         }
-        assert sum(tensor.numel() for tensor in held.values()) == schema.parameters(tier)
+        assert sum(tensor.numel() for tensor in tensors.values()) == schema.parameters(tier)
         for level in range(tier, 3):
-            assert level_hash(held, schema, level) == level_hash(full, schema, level)
+            assert level_hash(tensors, schema, level) == level_hash(full, schema, level)
         started = init_weights(config, 3, tier)
         whole = init_weights(config, 3)
         assert all(
-            torch.equal(started[name], whole[name][tuple(map(slice, held[name].shape))])
-            for name in held
+            torch.equal(started[name], whole[name][tuple(map(slice, tensors[name].shape))])
+            for name in tensors
         )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_equal_tiers_in_any_notation_are_equal(kind: str) -> None:
     config = config_of(LLAMA | {"matformer_tiers": KINDS[kind]})
-    said = config.to_hf()["matformer_tiers"]
-    assert config_of(LLAMA | {"matformer_tiers": said}) == config
-    assert config.to_hf(1)["matformer_tiers"] == said
+    entries = config.to_hf()["matformer_tiers"]
+    assert config_of(LLAMA | {"matformer_tiers": entries}) == config
+    assert config.to_hf(1)["matformer_tiers"] == entries
     assert config.possible_tiers() == 3
     plain = state_schema(LLAMA, 3).document()
     assert "matformer_tiers" not in plain["model"]

@@ -34,7 +34,7 @@ def _changed(**parts: Any) -> Tokenizer:
     )
 
 
-def _padding(**said: Any) -> dict[str, Any]:
+def _padding(**options: Any) -> dict[str, Any]:
     fixed = {
         "direction": "Right",
         "pad_to_multiple_of": None,
@@ -42,7 +42,7 @@ def _padding(**said: Any) -> dict[str, Any]:
         "pad_type_id": 0,
         "pad_token": "x",
     }
-    return {"padding": fixed | said}
+    return {"padding": fixed | options}
 
 
 def _sequence(part: dict[str, Any], times: int, kind: str) -> dict[str, Any]:
@@ -207,8 +207,8 @@ def test_endless_tokenizer_ends_itself_without_a_parent() -> None:
     ) as child:
         assert child.stdin is not None
         for message in (of_file, {"text": "x" * 21 + "c"}):
-            said = json.dumps(message).encode()
-            child.stdin.write(LENGTH.pack(len(said)) + said)
+            data = json.dumps(message).encode()
+            child.stdin.write(LENGTH.pack(len(data)) + data)
         child.stdin.close()
         assert child.wait(60) == -signal.SIGALRM
 

@@ -130,22 +130,25 @@ def _away(value: Fraction) -> int:
 
 def oracle_means(votes: Sequence[Votes], low: int, high: int) -> dict[int, int]:
     """Return the mean m of every coefficient in [low, high) with a vote."""
-    given: dict[int, list[Fraction]] = defaultdict(list)
+    values_by_place: dict[int, list[Fraction]] = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.values.tolist(), strict=True):
             if low <= position < high:
-                given[position - low].append(Fraction(value))
-    if not given:
+                values_by_place[position - low].append(Fraction(value))
+    if not values_by_place:
         return {}
     scale = Fraction(2) ** 26
     if votes[0].values.is_floating_point():
-        largest = max(abs(value) for values in given.values() for value in values)
+        largest = max(abs(value) for values in values_by_place.values() for value in values)
         scale = Fraction(2) ** (25 - math.frexp(float(largest))[1] + 1)
-        given = {
-            place: [Fraction(round(scale * v)) for v in values] for place, values in given.items()
+        values_by_place = {
+            place: [Fraction(round(scale * v)) for v in values]
+            for place, values in values_by_place.items()
         }
         scale = Fraction(1)
-    return {place: _away(scale * sum(values) / len(values)) for place, values in given.items()}
+    return {
+        place: _away(scale * sum(values) / len(values)) for place, values in values_by_place.items()
+    }
 
 
 def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> list[np.ndarray]:
@@ -153,7 +156,7 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
     integers.
     """
     layout = level_layout(results, level)
-    found = []
+    signs = []
     for part in layout.parts:
         group = layout.groups[part.group]
         tall, wide = (
@@ -170,8 +173,8 @@ def oracle_signs(votes: Sequence[Votes], results: ResultFormat, level: int) -> l
                 rows = np.vectorize(lambda t: round(Fraction(t, 1 << 27)), otypes=[object])(rows)
                 rows = tall.T.dot(rows)
             blocks.append(np.sign(rows).astype(np.int8))
-        found.append(np.stack(blocks))
-    return found
+        signs.append(np.stack(blocks))
+    return signs
 
 
 def entry_bases(layout: LevelLayout) -> np.ndarray:

@@ -26,7 +26,7 @@ from aftermath.optim.interfaces import PseudoGradient
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import level_layout
 from aftermath.optim.level_kernels import LevelTensors
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 from aftermath.optim.schema import Schema
 from aftermath.optim.transform import subtract
 from optim.optim_oracle import RAGGED, toy_inner
@@ -44,21 +44,21 @@ SCHEMAS = {
 
 def results_of(schema: Schema, members: int, holes: float) -> dict[int, list[bytes]]:
     """Return payloads by level, from gradients of which this fraction is zero."""
-    found: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
+    payloads: dict[int, list[bytes]] = {level: [] for level in range(schema.results.levels)}
     for member in range(members):
         draws = torch.Generator().manual_seed(member)
         own = ErrorFeedback(schema.results, 0, tensors(schema, 0, 0), 0.9)
-        given = {
+        sparse_gradients = {
             name: tensor
             * (torch.rand(tensor.shape, generator=draws) >= holes)
             * 10.0 ** (3 - 2 * member)
             for name, tensor in gradients(schema, 0, member).items()
         }
-        for level, data in own.compress(PseudoGradient(given, 0.01, 0.0)).items():
+        for level, data in own.compress(PseudoGradient(sparse_gradients, 0.01, 0.0)).items():
             indices, values = own.entries(level)
             assert data == encode_level(schema.results, level, indices, values)
-            found[level].append(data)
-    return found
+            payloads[level].append(data)
+    return payloads
 
 
 @pytest.mark.parametrize("holes", [0.0, 0.3, 1.0])
@@ -73,7 +73,7 @@ def test_digits_and_positions_give_the_same_step(name: str, holes: float) -> Non
     assert all(isinstance(vote, packed_dense.HostVotes) for of in votes.values() for vote in of)
     unpacked = {
         level: [
-            WholeVotes(level, vote.digits, vote.group_shifts, level_layout(schema.results, level))
+            DenseVotes(level, vote.digits, vote.group_shifts, level_layout(schema.results, level))
             for vote in of
         ]
         for level, of in votes.items()
@@ -113,7 +113,7 @@ def test_compiled_count_equals_torch(
     draws = np.random.default_rng(seed)
     known = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
     low, high = sorted((one, other))
-    votes: list[WholeVotes] = []
+    votes: list[DenseVotes] = []
     payloads = []
     for _ in range(members):
         chosen = [
@@ -124,7 +124,7 @@ def test_compiled_count_equals_torch(
             torch.from_numpy(draws.integers(low, high + 1, (group.blocks, 1), np.uint8))
             for group in layout.groups
         ]
-        votes.append(WholeVotes(0, chosen, group_shifts, layout))
+        votes.append(DenseVotes(0, chosen, group_shifts, layout))
         codes = [
             torch.where((rows != 0).any(1, keepdim=True), by + 1, 0)
             for rows, by in zip(chosen, group_shifts, strict=True)
@@ -146,8 +146,8 @@ def test_compiled_count_equals_torch(
         if stored:
             tensor.zero_().neg_()
         subtract(tensor, part.of(steps[part.group]), part.blocks)
-    for tensor, wanted, stored in zip(counted, expected, stores, strict=True):
-        assert torch.equal(tensor, -wanted if stored else wanted)
+    for tensor, expected_tensor, stored in zip(counted, expected, stores, strict=True):
+        assert torch.equal(tensor, -expected_tensor if stored else expected_tensor)
 
 
 @given(
@@ -165,18 +165,18 @@ def test_corrupted_payload_gives_same_verdict_as_torch(
     data[int(where * between) if values else between + int(where * (len(data) - between))] ^= (
         flipped
     )
-    found: list[object] = []
+    verdicts: list[object] = []
     for works in (True, False):
         with mock.patch.object(compiled_sparse, "works", return_value=works):
             try:
                 vote = decode_level(data, schema.results, 0)
             except BadPayload as error:
-                found.append(str(error))
+                verdicts.append(str(error))
             else:
                 assert isinstance(vote, packed_dense.HostVotes) == works
-                assert isinstance(vote, WholeVotes)
-                found.append([tensor.tolist() for tensor in (*vote.digits, *vote.group_shifts)])
-    assert found[0] == found[1]
+                assert isinstance(vote, DenseVotes)
+                verdicts.append([tensor.tolist() for tensor in (*vote.digits, *vote.group_shifts)])
+    assert verdicts[0] == verdicts[1]
 
 
 @pytest.mark.parametrize("name", ["2 bits", "1 bit, padded"])
@@ -185,20 +185,20 @@ def test_compiled_encoding_equals_choice_by_index(name: str) -> None:
     one, other = (ErrorFeedback(schema.results, 0, tensors(schema, 0, 0), 0.9) for _ in range(2))
     for number in range(4):  # blocks of no, some and only zeros, at different times
         draws = torch.Generator().manual_seed(number)
-        given = {
+        sparse_gradients = {
             name: tensor
             * (torch.rand(tensor.shape, generator=draws) >= (0.0, 0.5, 1.0, 0.0)[number])
             * 10.0 ** (-6 * (number == 3))
             for name, tensor in gradients(schema, 0, number).items()
         }
-        made = PseudoGradient(given, 0.01, 0.0)
-        sent = one.compress(made)
-        with mock.patch.object(type(schema.results), "whole", return_value=False):
-            other.choose(made)
+        gradient = PseudoGradient(sparse_gradients, 0.01, 0.0)
+        sent = one.compress(gradient)
+        with mock.patch.object(type(schema.results), "is_dense", return_value=False):
+            other.choose(gradient)
         assert sent == other.sent()
-        found, expected = (feedback.state() for feedback in (one, other))
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in found)
+        state, expected = (feedback.state() for feedback in (one, other))
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], expected[name]) for name in state)
 
 
 @given(
@@ -214,7 +214,7 @@ def test_dense_mean_ignores_order_and_batch_size(
     level = 0
     layout = level_layout(schema.results, level)
     draws = np.random.default_rng(seed)
-    votes: list[WholeVotes] = []
+    votes: list[DenseVotes] = []
     for _ in range(4):
         digits = [
             torch.from_numpy(
@@ -226,20 +226,20 @@ def test_dense_mean_ignores_order_and_batch_size(
             torch.from_numpy(draws.integers(0, 44, (group.blocks, 1), np.uint8))
             for group in layout.groups
         ]
-        votes.append(WholeVotes(level, digits, group_shifts, layout))
+        votes.append(DenseVotes(level, digits, group_shifts, layout))
     divisors = [0.0, 1.0, 1.5, 2.0, 7.0]
     cpu = torch.device("cpu")
-    found = dense_votes.means(votes, layout, most, divisors, SMALLEST, cpu)
+    means = dense_votes.means(votes, layout, most, divisors, SMALLEST, cpu)
     with mock.patch.dict(dense_votes._AT_ONCE, cpu=at_once):
         again = dense_votes.means(votes[::-1], layout, most, divisors, SMALLEST, cpu)
-    for number, (one, other) in enumerate(zip(found, again, strict=True)):
+    for number, (one, other) in enumerate(zip(means, again, strict=True)):
         assert torch.equal(one, other)
         whole_numbers = [
             (vote.digits[number].long() << vote.group_shifts[number].long()).clamp(-most, most)
             for vote in votes
         ]
-        kept = sum((numbers != 0).long() for numbers in whole_numbers)
-        by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[kept]
+        counts = sum((numbers != 0).long() for numbers in whole_numbers)
+        by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64)[counts]
         expected = (sum(whole_numbers).double() / by * SMALLEST).float()
         assert torch.equal(one.flatten(1), expected)
 
@@ -285,7 +285,7 @@ def test_unused_entry_leaves_its_digit_zero() -> None:
     data = encode_groups(schema.results, 0, chosen)
     assert data == encode_level(schema.results, 0, *entries_of(layout, *zip(*chosen, strict=True)))
     votes = decode_level(data, schema.results, 0)
-    assert isinstance(votes, WholeVotes)
+    assert isinstance(votes, DenseVotes)
     for own in votes.digits:
         assert own[0].nonzero().flatten().tolist() == [1, 3]
         assert own[0, [1, 3]].tolist() == [-3, 1]
@@ -297,16 +297,16 @@ def test_unused_entry_leaves_its_digit_zero() -> None:
 def test_packed_digits_of_torch_equal_those_of_numpy(value_bits: int, count: int) -> None:
     """Cases have less than a code, less than a word, and whole words."""
     kinds = np.array([0, 1, -1, 3, -3][: 1 + (1 << value_bits)], np.int8)
-    found = np.random.default_rng(count).choice(kinds, count)
-    packed_so = packed_dense.packed_digits(torch.from_numpy(found), value_bits)
-    assert packed_so.numpy().tobytes() == digits.to_bytes(found, value_bits)
+    codes = np.random.default_rng(count).choice(kinds, count)
+    packed_so = packed_dense.packed_digits(torch.from_numpy(codes), value_bits)
+    assert packed_so.numpy().tobytes() == digits.to_bytes(codes, value_bits)
 
 
 def test_packed_exponents_are_strings_of_six_bits() -> None:
     codes = torch.tensor([1, 44, 0, 63, 5], dtype=torch.uint8)
-    found = int.from_bytes(packed_dense.packed_exponents(codes).numpy().tobytes(), "little")
-    assert [found >> 6 * place & 63 for place in range(5)] == codes.tolist()
-    assert found >> 30 == 0
+    number = int.from_bytes(packed_dense.packed_exponents(codes).numpy().tobytes(), "little")
+    assert [number >> 6 * place & 63 for place in range(5)] == codes.tolist()
+    assert number >> 30 == 0
 
 
 @pytest.mark.parametrize("name", ["2 bits", "1 bit, padded"])

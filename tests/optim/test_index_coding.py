@@ -71,8 +71,8 @@ def some_sets(draw: st.DrawFn) -> tuple[int, int, list[list[int]]]:
 
 
 @given(some_sets())
-def test_encoded_sets_decode_to_themselves(given: tuple[int, int, list[list[int]]]) -> None:
-    size, most, sets = given
+def test_encoded_sets_decode_to_themselves(case: tuple[int, int, list[list[int]]]) -> None:
+    size, most, sets = case
     rows = rows_of(sets, most)
     decoded, wrong = decode_indices(encode_indices(rows, size), size, most)
     assert not wrong.any()

@@ -18,7 +18,7 @@ from aftermath.optim.inner_optimizer import BETAS
 from aftermath.optim.interfaces import BadState, PseudoGradient
 from aftermath.optim.lattice import SMALLEST, quantise
 from aftermath.optim.layout import level_layout
-from aftermath.optim.level_votes import WholeVotes
+from aftermath.optim.level_votes import DenseVotes
 from aftermath.optim.muon import Muon, MuonSettings
 from aftermath.optim.schema import Schema
 from optim.optim_oracle import RAGGED, cut_blocks, toy_inner
@@ -57,7 +57,7 @@ def plain(
         if inner == "muon"
         else torch.optim.AdamW(params.values(), lr=0.0, betas=BETAS, weight_decay=0.1, fused=True)
     )
-    found = []
+    changes = []
     for parts, lr in rounds:
         start = {name: tensor.clone() for name, tensor in params.items()}
         for group in optimizer.param_groups:
@@ -66,10 +66,10 @@ def plain(
             pull(schema, tier, params)(part)
             clip_gradients({name: t.grad for name, t in params.items() if t.grad is not None}, 2.0)
             optimizer.step()
-        found.append({name: start[name] - tensor for name, tensor in params.items()})
+        changes.append({name: start[name] - tensor for name, tensor in params.items()})
         for name, tensor in start.items():
             params[name].copy_(tensor)
-    return found
+    return changes
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
@@ -78,19 +78,19 @@ def test_pseudo_gradient_is_the_inner_optimizers_change(inner: str) -> None:
     schema = toy_inner(inner_steps=3, inner_optimizer=inner, clip=2.0, weight_decay=0.1)
     params, engine = replica(schema, 1)
     before = bits(params)
-    made = []
+    changes = []
     for sequences, lr in ((SEQUENCES, 0.01), (SEQUENCES[:2], 0.02)):
-        found = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5, travelling=False)
+        gradient = engine._step.make(sequences, pull(schema, 1, params), lr, 0.5, travelling=False)
         assert bits(params) == before
-        assert found.factor == 1.0
-        made.append(found.tensors)
-    assert found.loss == pytest.approx((0 + 2) / 2)
+        assert gradient.factor == 1.0
+        changes.append(gradient.tensors)
+    assert gradient.loss == pytest.approx((0 + 2) / 2)
     rounds = [
         ([SEQUENCES[:3], SEQUENCES[3:5], SEQUENCES[5:]], 0.01),
         ([SEQUENCES[:1], SEQUENCES[1:2]], 0.02),
     ]
     expected = plain(schema, 1, tensors(schema, 1, 0), rounds, inner)
-    assert [bits(dict(one)) for one in made] == [bits(one) for one in expected]
+    assert [bits(dict(one)) for one in changes] == [bits(one) for one in expected]
 
 
 @pytest.mark.parametrize("rates", [{}, {"divisor": "all", "outer_lr": 4.0, "orthogonal_lr": 1.5}])
@@ -106,9 +106,9 @@ def test_lookahead_applies_the_travelling_result(rates: dict[str, Any]) -> None:
     at_once.apply(
         {level: [decode_level(data, schema.results, level)] for level, data in sent.items()}, 0.03
     )
-    found = ahead.train(SEQUENCES + 1, pull(schema, 1, late), 0.02, 0.03, travelling=True)
+    result = ahead.train(SEQUENCES + 1, pull(schema, 1, late), 0.02, 0.03, travelling=True)
     expected = at_once.train(SEQUENCES + 1, pull(schema, 1, others), 0.02, 0.03)
-    assert found.payloads == expected.payloads
+    assert result.payloads == expected.payloads
     assert bits(ahead.state()) == bits(at_once.state())
     assert bits(late) == shared != bits(others)
 
@@ -119,15 +119,15 @@ def test_cancelled_lookahead_restores_the_weights() -> None:
     engine.train(SEQUENCES, pull(schema, 0, params), 0.02, 0.01)
     before = bits(params)
     learnt = bits(engine.state())
-    seen = []
+    weights = []
 
     def backward(_: Tensor) -> float:
-        seen.append(bits(params))
+        weights.append(bits(params))
         raise Boom
 
     with pytest.raises(Boom):
         engine.train(SEQUENCES, backward, 0.02, 0.03, travelling=True)
-    assert seen[0] != before == bits(params)
+    assert weights[0] != before == bits(params)
     assert bits(engine.state()) == learnt
 
 
@@ -201,11 +201,11 @@ def test_failed_share_is_undone_without_some_gradients(inner: str) -> None:
         return loss
 
     engine.train(SEQUENCES, backward, 0.01, 0.01)
-    kept = engine.state()
-    assert not any(name.endswith("/model.norm.weight") for name in kept)
+    state = engine.state()
+    assert not any(name.endswith("/model.norm.weight") for name in state)
     with pytest.raises(Boom):
         engine.train(SEQUENCES, backward, 0.01, 0.01)
-    assert bits(engine.state()) == bits(kept)
+    assert bits(engine.state()) == bits(state)
 
 
 def test_failed_first_share_leaves_no_moments() -> None:
@@ -262,12 +262,12 @@ def test_values_below_the_lattice_stay_in_the_residual() -> None:
     schema = toy_inner()
     _, engine = replica(schema, 0)
     tiny = {name: torch.full_like(t, SMALLEST / 4) for name, t in gradients(schema, 0, 0).items()}
-    found = [
+    counts = [
         len(decode_level(compressed(engine, tiny)[0], schema.results, 0).positions)
         for _ in range(6)
     ]
-    assert found[:4] == [0, 0, 0, 0]
-    assert found[4] > 0  # a quarter each with a decay of 0.95: 5 rounds add up to a whole
+    assert counts[:4] == [0, 0, 0, 0]
+    assert counts[4] > 0  # a quarter each with a decay of 0.95: 5 rounds add up to a whole
 
 
 ONE_BIT = {"bits": 1, "divisor": "all", "outer_lr": 0.8}
@@ -323,32 +323,35 @@ def test_sparseloco_replicas_of_all_tiers_stay_equal(
 
 
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-@pytest.mark.parametrize("done", [0, 1, 3])
-def test_restored_moments_continue_bit_by_bit(inner: str, done: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_restored_moments_continue_bit_by_bit(inner: str, steps: int) -> None:
     schema = toy_inner(inner_steps=2, inner_optimizer=inner, **RAGGED)
     params, engine = replica(schema, 1)
 
     def round_of(own: dict[str, Tensor], each: Engine, step: int) -> dict[int, bytes]:
-        made = each.train(SEQUENCES[:3] + step, pull(schema, 1, own), 1e-2, 1e-2).payloads
+        payloads = each.train(SEQUENCES[:3] + step, pull(schema, 1, own), 1e-2, 1e-2).payloads
         each.apply(
-            {level: [decode_level(data, schema.results, level)] for level, data in made.items()},
+            {
+                level: [decode_level(data, schema.results, level)]
+                for level, data in payloads.items()
+            },
             1e-2,
         )
-        return made
+        return payloads
 
-    for step in range(done):
+    for step in range(steps):
         round_of(params, engine, step)
-    kept = engine.state()
+    state = engine.state()
     weights = {name: tensor.clone() for name, tensor in params.items()}
-    expected = [round_of(params, engine, step) for step in range(done, done + 3)]
+    expected = [round_of(params, engine, step) for step in range(steps, steps + 3)]
     other = Engine(schema, 1, weights)
-    other.restore(kept)
-    assert [round_of(weights, other, step) for step in range(done, done + 3)] == expected
+    other.restore(state)
+    assert [round_of(weights, other, step) for step in range(steps, steps + 3)] == expected
     assert bits(weights) == bits(params)
-    assert kept.keys() >= {"result.residual.1.0"}
-    assert any(name.startswith("private.") for name in kept) == bool(done)
-    if done:
-        other.restore(kept)
+    assert state.keys() >= {"result.residual.1.0"}
+    assert any(name.startswith("private.") for name in state) == bool(steps)
+    if steps:
+        other.restore(state)
         other.reset()
         assert bits(other.state()) == bits(Engine(schema, 1, weights).state())
 
@@ -387,8 +390,8 @@ def test_mismatched_state_is_refused_and_changes_nothing(spoil: str) -> None:
 def test_share_of_one_sequence_makes_one_step() -> None:
     schema = toy_inner(inner_steps=4, decay=0.0)
     _, engine = replica(schema, 2)
-    made = encode(engine, gradients(schema, 2, 0), 0.01)
-    assert decode_level(made[2], schema.results, 2).multiples().abs().max() > 0
+    result = encode(engine, gradients(schema, 2, 0), 0.01)
+    assert decode_level(result[2], schema.results, 2).multiples().abs().max() > 0
     assert int(engine.state()["private.step/model.norm.weight"]) == 1
 
 
@@ -417,7 +420,7 @@ def test_whole_results_take_a_byte_per_number() -> None:
         votes.append(decode_level(payloads[2], schema.results, 2))
     first, second, third = votes
     for vote in votes:
-        assert isinstance(vote, WholeVotes)
+        assert isinstance(vote, DenseVotes)
         assert all(own.dtype == torch.int8 for own in vote.digits)
         assert all(
             len(own) == len(of) for own, of in zip(vote.group_shifts, vote.digits, strict=True)
@@ -448,9 +451,9 @@ def test_queued_gpu_steps_equal_synchronous_steps(
             "aftermath.optim.inner_steps.may_run_ahead", lambda _, ahead=ahead: ahead
         )
         params, engine = replica(schema, 0)
-        made = engine._step.make(SEQUENCES, pull(schema, 0, params), 0.01, 0.0, False)
-        changes.append(made.tensors)
-        losses.append((made.loss, made.losses))
+        gradient = engine._step.make(SEQUENCES, pull(schema, 0, params), 0.01, 0.0, False)
+        changes.append(gradient.tensors)
+        losses.append((gradient.loss, gradient.losses))
     assert losses[1] == losses[0]
     for name, tensor in changes[0].items():
         assert torch.allclose(changes[1][name], tensor, rtol=1e-5, atol=1e-7), name

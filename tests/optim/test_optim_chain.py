@@ -72,20 +72,20 @@ def joined(blocks: Array, like: Array) -> Array:
 def basis(size: int) -> Array:
     """Return the orthonormal DCT-II."""
     i, x = np.ogrid[:size, :size]
-    found: Array = np.sqrt(np.where(i > 0, 2, 1) / size) * np.cos(
+    matrix: Array = np.sqrt(np.where(i > 0, 2, 1) / size) * np.cos(
         np.pi * (2 * x + 1) * i / (2 * size)
     )
-    return found
+    return matrix
 
 
 def forward(blocks: Array) -> Array:
-    found: Array = basis(blocks.shape[1]) @ blocks @ basis(blocks.shape[2]).T
-    return found
+    coefficients: Array = basis(blocks.shape[1]) @ blocks @ basis(blocks.shape[2]).T
+    return coefficients
 
 
 def inverse(coefficients: Array) -> Array:
-    found: Array = basis(coefficients.shape[1]).T @ coefficients @ basis(coefficients.shape[2])
-    return found
+    values: Array = basis(coefficients.shape[1]).T @ coefficients @ basis(coefficients.shape[2])
+    return values
 
 
 def strongest(blocks: Array) -> Array:
@@ -102,21 +102,25 @@ def strongest(blocks: Array) -> Array:
 
 def on_lattice(blocks: Array, wide: bool) -> Array:
     """Round each block's kept numbers to ±s, or also ±3 s if `wide`, for the best s = 2^k."""
-    found = np.zeros_like(blocks)
-    for sent, block in zip(found, blocks, strict=True):
-        kept = np.abs(block[block != 0])
+    result = np.zeros_like(blocks)
+    for sent, block in zip(result, blocks, strict=True):
+        magnitudes = np.abs(block[block != 0])
         powers = 2.0 ** np.arange(-40, 4)[:, None]
         errors = np.where(
-            wide, np.minimum((kept - powers) ** 2, (kept - 3 * powers) ** 2), (kept - powers) ** 2
+            wide,
+            np.minimum((magnitudes - powers) ** 2, (magnitudes - 3 * powers) ** 2),
+            (magnitudes - powers) ** 2,
         ).sum(1)
         first, second, *_ = np.sort(errors)
-        assert second - first > CLEAR * (kept**2).sum(), "which power of two is best is a near tie"
+        assert second - first > CLEAR * (magnitudes**2).sum(), (
+            "which power of two is best is a near tie"
+        )
         power = powers[errors.argmin(), 0]
-        assert not wide or (np.abs(kept - 2 * power) > CLEAR * power).all(), (
+        assert not wide or (np.abs(magnitudes - 2 * power) > CLEAR * power).all(), (
             "which of two values is a near tie"
         )
         sent[:] = np.sign(block) * np.where(wide & (np.abs(block) > 2 * power), 3 * power, power)
-    return found
+    return result
 
 
 @dataclass
@@ -151,19 +155,19 @@ class Member:
                 )
         return {name: shared[name] - own[name] for name in own}
 
-    def result(self, made: Arrays) -> Arrays:
+    def result(self, changes: Arrays) -> Arrays:
         """Return the votes [n, h, w] of every tensor's blocks. 0 is no vote."""
         votes: Arrays = {}
-        for name, tensor in made.items():
+        for name, tensor in changes.items():
             left = self.residual.get(name, np.zeros(1)) - self.sent.get(name, np.zeros(1))
             # drop numbers beyond an end
             left = left * (cut(np.ones(tensor.shape)) > 0) * DECAY + cut(tensor)
             if self.bits:
                 votes[name] = self.sent[name] = on_lattice(strongest(left), self.bits == 2)
             else:
-                kept = strongest(forward(left))
-                votes[name] = np.sign(kept)
-                self.sent[name] = inverse(kept)
+                coefficients = strongest(forward(left))
+                votes[name] = np.sign(coefficients)
+                self.sent[name] = inverse(coefficients)
             self.residual[name] = left
         return votes
 
@@ -176,23 +180,23 @@ def applied(
 
     A sum within rounding of zero takes its sign from `theirs`.
     """
-    found = {}
+    new_weights = {}
     for name, tensor in weights.items():
-        given = np.stack([vote[name] for vote in votes])
-        keepers = np.maximum((given != 0).sum(0), 1)
+        values = np.stack([vote[name] for vote in votes])
+        keepers = np.maximum((values != 0).sum(0), 1)
         if one_bit:
-            kept = tensor * (1 - RATE * WEIGHT_DECAY)
-            sums = joined(inverse(given.sum(0) / keepers), tensor)
+            decayed = tensor * (1 - RATE * WEIGHT_DECAY)
+            sums = joined(inverse(values.sum(0) / keepers), tensor)
             near = (sums != 0) & (np.abs(sums) < NEAR_ZERO)
             assert near.mean() < 0.1, "most signs are decided"
-            found[name] = kept - RATE * np.where(
-                near, ((kept - theirs[name]) / RATE).round().clip(-1, 1), np.sign(sums)
+            new_weights[name] = decayed - RATE * np.where(
+                near, ((decayed - theirs[name]) / RATE).round().clip(-1, 1), np.sign(sums)
             )
         else:
             most = 2 * STEPS * RATE
-            means = np.clip(given, -most, most).sum(0) / np.sqrt(keepers * len(votes))
-            found[name] = tensor - OUTER * joined(means, tensor)
-    return found
+            means = np.clip(values, -most, most).sum(0) / np.sqrt(keepers * len(votes))
+            new_weights[name] = tensor - OUTER * joined(means, tensor)
+    return new_weights
 
 
 def drawn(like: Mapping[str, Array], seed: int) -> Arrays:
@@ -200,13 +204,13 @@ def drawn(like: Mapping[str, Array], seed: int) -> Arrays:
     numbers.
     """
     draws = np.random.default_rng(seed)
-    found = {}
+    tensors = {}
     for name, tensor in like.items():
         signs = np.where(draws.random(tensor.shape) < 0.5, -1.0, 1.0)
-        found[name] = (
+        tensors[name] = (
             (signs * draws.uniform(0.5, 1.5, tensor.shape)).astype(np.float32).astype(np.float64)
         )
-    return found
+    return tensors
 
 
 def trained(
@@ -267,10 +271,12 @@ def test_weights_after_three_rounds_match_float64(lattice: int, seed: int) -> No
             engine.apply(
                 {0: [decode_level(payload, schema.results, 0) for payload in payloads]}, RATE
             )
-        found = {name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()}
+        actual = {
+            name: tensor.numpy().astype(np.float64) for name, tensor in replicas[0][0].items()
+        }
         assert bits(replicas[0][0]) == bits(replicas[1][0])
-        weights = applied(weights, votes, not lattice, found)
-        for name, tensor in found.items():
+        weights = applied(weights, votes, not lattice, actual)
+        for name, tensor in actual.items():
             largest = max(np.abs(start[name]).max(), np.abs(weights[name]).max())
             # a product, a difference, and two factors in fp32
             bound = (number + 1) * 4 * ULP * (largest + RATE)

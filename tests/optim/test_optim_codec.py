@@ -32,12 +32,12 @@ def result(results, seed: int = 0, zeros: float = 0.97) -> tuple[np.ndarray, np.
     """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
-    kept = []
+    pairs = []
     for group in layout.groups:
         rows = torch.randn(group.blocks, group.block, generator=generator)
         rows[torch.rand(rows.shape, generator=generator) < zeros] = 0
-        kept.append(strongest(rows, group.topk))
-    indices, values = (layout.canonical([pair[i] for pair in kept]).numpy() for i in range(2))
+        pairs.append(strongest(rows, group.topk))
+    indices, values = (layout.canonical([pair[i] for pair in pairs]).numpy() for i in range(2))
     return indices.astype(np.uint16), values
 
 

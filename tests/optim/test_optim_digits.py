@@ -55,9 +55,9 @@ def test_accepted_digit_bytes_reencode_unchanged(
     """Accepted bytes are the encoding of their digits, so each row of digits has one encoding."""
     size = digits.size_of(count, bits)
     given_ = data.draw(st.binary(min_size=size, max_size=size))
-    found, wrong = digits.from_bytes(np.frombuffer(given_, np.uint8), count, bits)
+    decoded, wrong = digits.from_bytes(np.frombuffer(given_, np.uint8), count, bits)
     if wrong is None:
-        assert digits.to_bytes(found, bits) == given_
+        assert digits.to_bytes(decoded, bits) == given_
     else:
         together, width = NUMBERS[bits]
         numbers = [
@@ -87,9 +87,11 @@ def result(results: ResultFormat, level: int, seed: int) -> tuple[np.ndarray, np
     indices = []
     values = []
     for number, cut in enumerate(one for one in results.of_level(level) for _ in range(one.count)):
-        kept = 0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
+        count = (
+            0 if number == 1 else cut.topk if number % 2 else int(draw.integers(0, cut.topk + 1))
+        )
         own = np.full(cut.topk, UNUSED, np.uint16)
-        own[:kept] = np.sort(draw.permutation(cut.size)[:kept])
+        own[:count] = np.sort(draw.permutation(cut.size)[:count])
         size = 2.0 ** int(draw.integers(-40, 4)) * draw.choice((-1, 1), cut.topk)
         size *= draw.choice((1, 3), cut.topk) if results.values is Values.TWO_BIT else 1
         indices.append(own)
@@ -175,11 +177,11 @@ def test_block_above_topk_is_refused_by_name() -> None:
 
 
 def test_blocks_use_digits_only_when_shorter() -> None:
-    for kept in (1, 8, 64, 2048, 2600, 2800, 4096):
+    for topk in (1, 8, 64, 2048, 2600, 2800, 4096):
         for values in (Values.SIGN, Values.ONE_BIT, Values.TWO_BIT, Values.FLOAT):
             results = ResultFormat((), 1, Transform.NONE, values)
-            apart = index_coding.bits_of(4096, kept) + values.bits * kept
+            apart = index_coding.bits_of(4096, topk) + values.bits * topk
             together = 4096 * 8 / 5 if values.bits == 1 else 4096 * 7 / 3
-            assert results.as_digits(4096, kept) == (
+            assert results.as_digits(4096, topk) == (
                 values is not Values.FLOAT and together < apart
             )

@@ -39,10 +39,10 @@ def test_replicas_of_all_tiers_stay_equal(one_bit: bool, sizes: dict[str, int]) 
             order = (
                 accepted if seat % 2 else {level: data[::-1] for level, data in accepted.items()}
             )
-            held = range(tier, schema.state.levels)
+            levels = range(tier, schema.state.levels)
             votes = {
                 level: [decode_level(d, schema.results, level) for d in order[level]]
-                for level in held
+                for level in levels
             }
             engine.apply(votes, 1e-3)
         for level in range(schema.state.levels):
@@ -74,8 +74,8 @@ def test_apply_counts_only_holders_of_a_level(sizes: dict[str, int]) -> None:
         cut = schema.results.of_level(level)
         for blocks, sign in zip(cut, oracle_signs(votes, schema.results, level), strict=True):
             old = view(before, blocks.segment).numpy()
-            kept = old * np.float32(1 - lr * 0.01)
-            expected = kept - np.float32(lr) * joined(sign, blocks).astype(np.float32)
+            decayed = old * np.float32(1 - lr * 0.01)
+            expected = decayed - np.float32(lr) * joined(sign, blocks).astype(np.float32)
             assert np.array_equal(view(params, blocks.segment).numpy(), expected)
 
 
@@ -106,8 +106,8 @@ def test_distro_state_equals_the_float64_formulas(sizes: dict[str, int]) -> None
             .scatter_(1, best, coefficients.gather(1, best))
             .view(delta.shape)
         )
-        found = next(residual for part, residual in feedback.residual() if part.blocks == cut)
-        assert torch.allclose(found.double(), delta, atol=1e-5)
+        actual = next(residual for part, residual in feedback.residual() if part.blocks == cut)
+        assert torch.allclose(actual.double(), delta, atol=1e-5)
         base = level_layout(schema.results, 1).groups[part.group].base + part.first * cut.size
         votes = decode_level(data, schema.results, 1)
         got = torch.zeros_like(coefficients).flatten()
@@ -124,7 +124,9 @@ def test_one_bit_subtracts_the_unquantised_values() -> None:
         _, engine = replica(schema, 0)
         for step in range(3):
             encode(engine, gradients(schema, 0, step), 0.1)
-        states.append({name: kept for name, kept in engine.state().items() if "residual" in name})
+        states.append(
+            {name: tensor for name, tensor in engine.state().items() if "residual" in name}
+        )
     assert states[0]
     assert bits(states[0]) == bits(states[1])
 

@@ -30,39 +30,39 @@ def matrix(rows: int, columns: int, condition: float, seed: int = 0) -> tuple[Te
 @pytest.mark.parametrize("condition", [1.0, 1e2, 1e4])
 @pytest.mark.parametrize("shape", [(64, 64), (256, 64), (64, 512), (1, 7), (96, 100)])
 def test_enough_steps_give_the_polar_factor(shape, condition):
-    given, factor = matrix(*shape, condition)
-    found = polar_express(given.float(), **EXACT).double()
-    values = torch.linalg.svdvals(found)
+    input_matrix, factor = matrix(*shape, condition)
+    output = polar_express(input_matrix.float(), **EXACT).double()
+    values = torch.linalg.svdvals(output)
     assert (values - 1).abs().max() < 1e-3
-    assert (found - factor).abs().max() < 2e-3
+    assert (output - factor).abs().max() < 2e-3
 
 
 def test_five_steps_raise_singular_values_without_overshoot():
-    given, _ = matrix(128, 128, 1e2)
-    values = torch.linalg.svdvals(polar_express(given.float()))
+    input_matrix, _ = matrix(128, 128, 1e2)
+    values = torch.linalg.svdvals(polar_express(input_matrix.float()))
     assert 0.87 < values.min() < values.max() < 1.13
     tiny, _ = matrix(128, 128, 1e6)
     assert torch.linalg.svdvals(polar_express(tiny.float())).max() < 1.13
 
 
 def test_polar_express_ignores_scale_and_orientation():
-    given, _ = matrix(40, 24, 1e3)
-    found = polar_express(given)
-    assert torch.allclose(polar_express(given * 1e-12), found)
-    assert torch.allclose(polar_express(given * 1e12), found)
-    assert torch.equal(polar_express(given.T), found.T)
-    many = polar_express(torch.stack([given, 2 * given, given.flip(0)]))
-    assert torch.allclose(many[1], found)
-    assert torch.allclose(many[2], found.flip(0))
+    input_matrix, _ = matrix(40, 24, 1e3)
+    output = polar_express(input_matrix)
+    assert torch.allclose(polar_express(input_matrix * 1e-12), output)
+    assert torch.allclose(polar_express(input_matrix * 1e12), output)
+    assert torch.equal(polar_express(input_matrix.T), output.T)
+    many = polar_express(torch.stack([input_matrix, 2 * input_matrix, input_matrix.flip(0)]))
+    assert torch.allclose(many[1], output)
+    assert torch.allclose(many[2], output.flip(0))
 
 
 @pytest.mark.parametrize("exponent", [-44, -38, -30, -23, -20, 19, 25, 38])
 def test_polar_express_handles_all_fp32_magnitudes(exponent):
     """Squares of these numbers overflow or underflow. Subnormal numbers have few digits."""
-    given = matrix(40, 24, 1e2)[0].double()
-    given = (given / given.abs().max() * 10.0**exponent).float()
-    expected = polar_express(given.double())
-    assert torch.allclose(polar_express(given).double(), expected, atol=1e-4)
+    input_matrix = matrix(40, 24, 1e2)[0].double()
+    input_matrix = (input_matrix / input_matrix.abs().max() * 10.0**exponent).float()
+    expected = polar_express(input_matrix.double())
+    assert torch.allclose(polar_express(input_matrix).double(), expected, atol=1e-4)
     assert torch.linalg.svdvals(expected).max() < 1.25
 
 
@@ -70,8 +70,8 @@ def test_polar_express_handles_all_fp32_magnitudes(exponent):
 def test_polar_express_error_is_within_its_stated_bound(steps, smallest, within):
     small = torch.logspace(math.log10(smallest), -0.5, 400, dtype=torch.float64)
     # [400, 2, 2] of Frobenius norm 1
-    given = torch.diag_embed(torch.stack([(1 - small**2).sqrt(), small], dim=1))
-    values = torch.linalg.svdvals(polar_express(given, steps=steps, smallest=smallest))
+    input_matrix = torch.diag_embed(torch.stack([(1 - small**2).sqrt(), small], dim=1))
+    values = torch.linalg.svdvals(polar_express(input_matrix, steps=steps, smallest=smallest))
     assert 0.9 * within < (values - 1).abs().max() < within
 
 

@@ -59,13 +59,13 @@ def test_polynomials_keep_singular_values_within_units() -> None:
 def test_exact_polar_is_near_the_polar_factor(shape: tuple[int, int]) -> None:
     matrix = _matrix(shape, 1)
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
-    found = exact_polar(matrix)
-    assert found.shape == matrix.shape
-    values = torch.linalg.svdvals(found)
+    factor = exact_polar(matrix)
+    assert factor.shape == matrix.shape
+    values = torch.linalg.svdvals(factor)
     assert 0.87 < values.min() <= values.max() < 1.13
-    assert torch.linalg.matrix_norm(found - u @ v, 2) < 0.14
+    assert torch.linalg.matrix_norm(factor - u @ v, 2) < 0.14
     assert torch.allclose(
-        found.double(), polar_express(matrix.double(), steps=11, smallest=1e-6), atol=0.13
+        factor.double(), polar_express(matrix.double(), steps=11, smallest=1e-6), atol=0.13
     )
 
 
@@ -76,8 +76,8 @@ def test_large_matrices_stay_within_the_bounds(shape: tuple[int, int], largest: 
     u, _, v = torch.linalg.svd(_matrix(shape, 4), full_matrices=False)
     strengths = torch.ones(min(shape))
     strengths[0] = largest
-    found = torch.linalg.svdvals(exact_polar(u * strengths @ v))
-    assert 0.85 < found.min() <= found.max() < 1.15
+    singular_values = torch.linalg.svdvals(exact_polar(u * strengths @ v))
+    assert 0.85 < singular_values.min() <= singular_values.max() < 1.15
 
 
 @pytest.mark.parametrize("shape", [(16, 1024), (8, 4096), (4096, 8), (4, 16384)])
@@ -85,8 +85,8 @@ def test_equal_magnitudes_stay_within_the_bounds(shape: tuple[int, int]) -> None
     """All numbers round in the same direction. As powers of two, rows would exceed the length
     bound.
     """
-    found = torch.linalg.svdvals(exact_polar(_matrix(shape, 6).sign()))
-    assert 0.85 < found.min() <= found.max() < 1.15
+    singular_values = torch.linalg.svdvals(exact_polar(_matrix(shape, 6).sign()))
+    assert 0.85 < singular_values.min() <= singular_values.max() < 1.15
 
 
 @pytest.mark.parametrize("shape", [(64, 64), (256, 256), (384, 384), (704, 256), (128, 2048)])
@@ -103,10 +103,10 @@ def test_matrices_of_few_distinct_numbers_stay_bounded(
         v = torch.randn(count + 1, shape[1], generator=generator).sign()
         strengths = torch.exp(-4 * torch.rand(count + 1, generator=generator))
         made_up = (u * strengths) @ v if count else torch.ones(shape)
-        found = torch.linalg.svdvals(
+        singular_values = torch.linalg.svdvals(
             exact_polar(made_up + noise * torch.randn(shape, generator=generator))
         )
-        assert 0.85 < found.max() < 1.13
+        assert 0.85 < singular_values.max() < 1.13
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -204,12 +204,12 @@ def test_compiled_polar_equals_torch(shape: tuple[int, ...], kind: str) -> None:
         "huge": noise * 1e25,
         "signs": noise.sign(),
     }[kind]
-    found = exact_polar(matrices)
+    factor = exact_polar(matrices)
     with pytest.MonkeyPatch.context() as patch:
         _with_torch(patch)
         patch.setattr(integer_polar, "_AT_ONCE", 2 * shape[1] * shape[2])
         expected = exact_polar(matrices)
-    assert torch.equal(found.view(torch.int32), expected.view(torch.int32))
+    assert torch.equal(factor.view(torch.int32), expected.view(torch.int32))
 
 
 def test_exact_polar_ignores_the_order_of_sums() -> None:
@@ -273,12 +273,12 @@ def test_partial_sums_stay_exact_in_fp32(
     with pytest.MonkeyPatch.context() as patch:
         _with_torch(patch)
         patch.setattr(torch.Tensor, "__matmul__", watched)
-        found = exact_polar(matrix)
-    assert torch.equal(from_kernels.view(torch.int32), found.view(torch.int32))
+        factor = exact_polar(matrix)
+    assert torch.equal(from_kernels.view(torch.int32), factor.view(torch.int32))
     assert largest < 2.0**24
     assert largest > 0 or not matrix.any()
-    assert bool(found.isfinite().all())
-    assert torch.linalg.matrix_norm(found, 2) < 1.2
+    assert bool(factor.isfinite().all())
+    assert torch.linalg.matrix_norm(factor, 2) < 1.2
 
 
 @pytest.mark.parametrize("units", [6000, 200_000])
@@ -301,10 +301,10 @@ def test_out_of_bounds_is_detected_in_every_sum_order(
 
 @pytest.mark.parametrize("value", [2.0**-149, 1e-38, 1.0, 3.4e38])
 def test_exact_polar_of_a_number_is_its_sign(value: float) -> None:
-    found = exact_polar(torch.tensor([[value, 0.0], [0.0, -value]]))
-    assert 0.8 < found[0, 0] < 1.2
-    assert 0.8 < -found[1, 1] < 1.2
-    assert found[0, 1] == found[1, 0] == 0
+    factor = exact_polar(torch.tensor([[value, 0.0], [0.0, -value]]))
+    assert 0.8 < factor[0, 0] < 1.2
+    assert 0.8 < -factor[1, 1] < 1.2
+    assert factor[0, 1] == factor[1, 0] == 0
 
 
 @pytest.mark.parametrize(
@@ -325,10 +325,10 @@ def test_polar_singular_values_of_low_rank_input(
         rank, shape[1], generator=generator
     )
     u, _, v = torch.linalg.svd(matrix.double(), full_matrices=False)
-    u, v, found = u[:, :rank], v[:rank], exact_polar(matrix).double()
-    own = u.T @ found @ v.T
+    u, v, factor = u[:, :rank], v[:rank], exact_polar(matrix).double()
+    own = u.T @ factor @ v.T
     values = torch.linalg.svdvals(own)
-    rest = found - u @ own @ v
+    rest = factor - u @ own @ v
     assert 0.87 < values.min() <= values.max() < 1.13
     assert torch.linalg.svdvals(rest).max() < noise
     assert part[0] < torch.linalg.matrix_norm(rest) / torch.linalg.matrix_norm(own) < part[1]
@@ -340,5 +340,5 @@ def test_exact_polar_of_zero_is_zero() -> None:
 
 def test_exact_polar_has_no_negative_zero() -> None:
     """Holds for any matrix, even if all products of a sum are -0."""
-    found = exact_polar(torch.tensor([[-1.0, 0.0, -0.0], [-0.0, -0.0, 0.0], [0.0, -2.0, -0.0]]))
-    assert not bool(torch.signbit(found[found == 0]).any())
+    factor = exact_polar(torch.tensor([[-1.0, 0.0, -0.0], [-0.0, -0.0, 0.0], [0.0, -2.0, -0.0]]))
+    assert not bool(torch.signbit(factor[factor == 0]).any())

@@ -65,9 +65,9 @@ def test_quantise_picks_the_exponent_of_least_error(
     (sent,) = quantise(row, bits).tolist()
     assert sent[-1] == 0
     assert [value > 0 for value in sent[:-1]] == [sign > 0 for sign in signs]
-    found = error_of(block, [abs(value) for value in sent[:-1]])
+    error = error_of(block, [abs(value) for value in sent[:-1]])
     best = best_error(block, bits)
-    assert found <= best * (1 + Fraction(1, 10**5))
+    assert error <= best * (1 + Fraction(1, 10**5))
     parts = {np.frexp(abs(value)) for value in sent[:-1]}
     units = {exponent - (2 if mantissa == 0.75 else 1) for mantissa, exponent in parts}
     assert len(units) == 1
@@ -106,14 +106,14 @@ def result(
     """
     generator = torch.Generator().manual_seed(seed)
     layout = level_layout(results, LEVEL)
-    kept = []
+    pairs = []
     for group in layout.groups:
         rows = torch.randn(group.blocks, group.block, generator=generator)
         rows[torch.rand(rows.shape, generator=generator) < zeros] = 0
         rows *= 2.0 ** torch.randint(-44, 6, (group.blocks, 1), generator=generator)
         indices, values = strongest(rows, group.topk, SMALLEST)
-        kept.append((indices, quantise(values, results.values.lattice_bits)))
-    indices, values = (layout.canonical([pair[i] for pair in kept]).numpy() for i in range(2))
+        pairs.append((indices, quantise(values, results.values.lattice_bits)))
+    indices, values = (layout.canonical([pair[i] for pair in pairs]).numpy() for i in range(2))
     return indices.astype(np.uint16), values
 
 

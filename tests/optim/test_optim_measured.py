@@ -41,22 +41,22 @@ def train(schema: Schema, tier: int, engine: Engine, step: int, measured: bool) 
 @pytest.mark.parametrize("tier", [0, 2])
 def test_measuring_changes_no_bit_of_the_training(schema: Schema, tier: int) -> None:
     plain = replica(schema, tier)
-    asked = replica(schema, tier)
+    measured_replica = replica(schema, tier)
     for step in range(4):
         one = train(schema, tier, plain[1], step, False)
-        other = train(schema, tier, asked[1], step, True)
+        other = train(schema, tier, measured_replica[1], step, True)
         assert one.payloads == other.payloads
         assert one.measured is None
         assert other.measured is not None
         assert list(other.measured) == list(range(tier, 3))
-        for params, engine in (plain, asked):
+        for params, engine in (plain, measured_replica):
             votes = {
                 level: [decode_level(d, schema.results, level)] for level, d in one.payloads.items()
             }
             engine.apply(votes, 0.1)
             assert params
-    assert bits(plain[0]) == bits(asked[0])
-    assert bits(plain[1].state()) == bits(asked[1].state())
+    assert bits(plain[0]) == bits(measured_replica[0])
+    assert bits(plain[1].state()) == bits(measured_replica[1].state())
 
 
 def norm(schema: Schema, level: int, params: Mapping[str, Tensor]) -> float:
@@ -79,11 +79,13 @@ def test_metrics_are_norms_and_the_sent_energy() -> None:
     sent = dict(dense(schema, votes, 0.1))
     left = {name: tensor - sent[name] for name, tensor in learnt.items()}
     assert trained.measured is not None
-    for level, found in trained.measured.items():
+    for level, metrics in trained.measured.items():
         gradient = norm(schema, level, learnt)
-        assert found.gradient_norm == pytest.approx(gradient, rel=1e-4)
-        assert found.residual_norm == pytest.approx(norm(schema, level, left), rel=1e-3)
-        assert found.carried == pytest.approx((norm(schema, level, sent) / gradient) ** 2, rel=1e-3)
+        assert metrics.gradient_norm == pytest.approx(gradient, rel=1e-4)
+        assert metrics.residual_norm == pytest.approx(norm(schema, level, left), rel=1e-3)
+        assert metrics.carried == pytest.approx(
+            (norm(schema, level, sent) / gradient) ** 2, rel=1e-3
+        )
 
 
 def test_lattice_rounding_error_does_not_count_as_carried() -> None:
@@ -94,14 +96,14 @@ def test_lattice_rounding_error_does_not_count_as_carried() -> None:
         name: t for name, t in engine.state().items() if name.startswith("result.residual.")
     }
     assert trained.measured is not None
-    for level, found in trained.measured.items():
+    for level, metrics in trained.measured.items():
         own = [t for name, t in residual.items() if name.startswith(f"result.residual.{level}.")]
         whole = sum(float(t.double().square().sum()) for t in own)
         votes = decode_level(trained.payloads[level], schema.results, level)
         flat = torch.cat([t.flatten() for t in own]).double()
         flat[votes.positions] -= votes.multiples().double() * 2.0**-40
-        assert found.residual_norm == pytest.approx(float(flat.norm()), rel=1e-4)
-        assert found.carried == pytest.approx(1 - float(flat.square().sum()) / whole, rel=1e-4)
+        assert metrics.residual_norm == pytest.approx(float(flat.norm()), rel=1e-4)
+        assert metrics.carried == pytest.approx(1 - float(flat.square().sum()) / whole, rel=1e-4)
 
 
 @every

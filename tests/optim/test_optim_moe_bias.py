@@ -78,7 +78,7 @@ def member(schema: Schema, tier: int = 0) -> tuple[dict[str, Tensor], Engine]:
     return params, Engine(schema, tier, params)
 
 
-def trained(engine: Engine, counts: list[int], size: float = 1e-3, **asked: Any) -> Any:
+def trained(engine: Engine, counts: list[int], size: float = 1e-3, **options: Any) -> Any:
     """Train a share in which experts were chosen `counts` times. Other gradients are `size`."""
 
     def backward(_: Tensor) -> float:
@@ -87,7 +87,7 @@ def trained(engine: Engine, counts: list[int], size: float = 1e-3, **asked: Any)
         engine._params[BIAS].grad = torch.tensor(counts, dtype=torch.float32)
         return 0.0
 
-    return engine.train(torch.zeros(2, 3, dtype=torch.int64), backward, RATE, 0.0, **asked)
+    return engine.train(torch.zeros(2, 3, dtype=torch.int64), backward, RATE, 0.0, **options)
 
 
 def votes(schema: Schema, results: list[Mapping[int, bytes]]) -> dict[int, list[Votes]]:
@@ -125,13 +125,14 @@ def test_distro_moves_balance_by_the_majority_sign(rounds: int) -> None:
     assert sorted(set(signs.tolist())) == [-1, 0, 1]
     expected = everyone[0][0][BIAS].clone()
     for _ in range(rounds):
-        made = [
+        payloads = [
             trained(engine, counts).payloads
             for (_, engine), counts in zip(everyone, COUNTS, strict=True)
         ]
         for tier, (_, engine) in enumerate(everyone):
             engine.apply(
-                votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]), RATE
+                votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in payloads]),
+                RATE,
             )
         expected -= RATE * signs
     for params, _ in everyone:
@@ -143,15 +144,15 @@ def test_sparseloco_moves_balance_by_the_mean_step() -> None:
     schema = build_schema(V3, 1, INNER)
     everyone = [member(schema) for _ in COUNTS]
     signs = torch.tensor([[(8 * c > sum(own)) - (8 * c < sum(own)) for c in own] for own in COUNTS])
-    made = [
+    payloads = [
         trained(engine, counts).payloads
         for (_, engine), counts in zip(everyone, COUNTS, strict=True)
     ]
     before = everyone[0][0][BIAS].clone()
     for _, engine in everyone:
-        engine.apply(votes(schema, made), RATE)
-    kept = signs.ne(0).sum(0).clamp(min=1)  # unchanged values are not sent or counted
-    torch.testing.assert_close(everyone[0][0][BIAS], before - RATE * signs.sum(0) / kept)
+        engine.apply(votes(schema, payloads), RATE)
+    counts = signs.ne(0).sum(0).clamp(min=1)  # unchanged values are not sent or counted
+    torch.testing.assert_close(everyone[0][0][BIAS], before - RATE * signs.sum(0) / counts)
     assert all(torch.equal(params[BIAS], everyone[0][0][BIAS]) for params, _ in everyone)
 
 
@@ -183,18 +184,18 @@ def test_expert_counts_do_not_affect_clip_metrics_or_state(kind: str) -> None:
     schema = build_schema(V3, 2, ALL[kind])
     ends = []
     figures = []
-    kept = []
+    states = []
     for counts in (COUNTS[0], [1_000_000, *COUNTS[1][1:]]):
         params, engine = member(schema)
-        made = trained(engine, counts, size=1.0, measured=True)
-        kept.append(engine.state_tensors())
-        engine.apply(votes(schema, [made.payloads]), RATE)
+        result = trained(engine, counts, size=1.0, measured=True)
+        states.append(engine.state_tensors())
+        engine.apply(votes(schema, [result.payloads]), RATE)
         ends.append({name: tensor for name, tensor in params.items() if name != BIAS})
-        figures.append(made.measured)
+        figures.append(result.measured)
     assert all(torch.equal(tensor, ends[1][name]) for name, tensor in ends[0].items())
     assert figures[0] == figures[1]
-    assert not any(name.endswith(BIAS) for name in kept[0])
-    assert kept[0].keys() == engine.sizes().keys()
+    assert not any(name.endswith(BIAS) for name in states[0])
+    assert states[0].keys() == engine.sizes().keys()
 
 
 @pytest.mark.slow
@@ -218,7 +219,7 @@ def test_balancing_evens_out_expert_load(settings: Optimizer) -> None:
         most = []
         for number in range(12):
             loads = torch.zeros(8)
-            made = []
+            payloads = []
             for who, (net, engine) in enumerate(zip(nets, engines, strict=True)):
 
                 def backward(
@@ -232,7 +233,7 @@ def test_balancing_evens_out_expert_load(settings: Optimizer) -> None:
                     return loss.item()
 
                 draws = torch.Generator().manual_seed(100 * number + who)
-                made.append(
+                payloads.append(
                     engine.train(
                         torch.randint(48, (8, 17), generator=draws), backward, rate, 0.0
                     ).payloads
@@ -242,7 +243,9 @@ def test_balancing_evens_out_expert_load(settings: Optimizer) -> None:
                 bias = net.get_parameter(BIAS).detach()
                 before = bias.clone()
                 engine.apply(
-                    votes(schema, [{k: v for k, v in own.items() if k >= tier} for own in made]),
+                    votes(
+                        schema, [{k: v for k, v in own.items() if k >= tier} for own in payloads]
+                    ),
                     rate,
                 )
                 if not even:

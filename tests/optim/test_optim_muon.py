@@ -155,7 +155,7 @@ def test_steps_of_many_tensors_equal_separate_steps(monkeypatch: pytest.MonkeyPa
         "model.layers.0.mlp.up_proj.weight": (64, 32),
     }
     shapes |= {"model.layers.1.self_attn.q_proj.weight": (32, 32), "model.norm.weight": (32,)}
-    found = []
+    results = []
     for together in (False, True):
         monkeypatch.setattr("aftermath.optim.muon.at_once", lambda _, together=together: together)
         draws = torch.Generator().manual_seed(1)
@@ -165,8 +165,8 @@ def test_steps_of_many_tensors_equal_separate_steps(monkeypatch: pytest.MonkeyPa
             for tensor in params.values():
                 tensor.grad = torch.randn(tensor.shape, generator=draws)
             optimizer.step()
-        found.append((params, [sorted(optimizer.state[tensor]) for tensor in params.values()]))
-    assert found[0][1] == found[1][1]
-    for name, tensor in found[0][0].items():
-        assert torch.allclose(found[1][0][name], tensor, atol=2e-3), name
-    assert torch.equal(found[1][0]["model.norm.weight"], found[0][0]["model.norm.weight"])
+        results.append((params, [sorted(optimizer.state[tensor]) for tensor in params.values()]))
+    assert results[0][1] == results[1][1]
+    for name, tensor in results[0][0].items():
+        assert torch.allclose(results[1][0][name], tensor, atol=2e-3), name
+    assert torch.equal(results[1][0]["model.norm.weight"], results[0][0]["model.norm.weight"])

@@ -71,18 +71,18 @@ def _steps(
     assert isinstance(settings, SparseLoCo)
     factor = factor_of(settings)
     segment = part.segment
-    held = momentum[segment.name]
-    cut = [slice(None)] * held.ndim
+    tensor = momentum[segment.name]
+    cut = [slice(None)] * tensor.ndim
     if segment.dim is not None:
         cut[segment.dim] = slice(segment.start, segment.stop)
-    old = held[tuple(cut)]
+    old = tensor[tuple(cut)]
     new = np.empty_like(old)
     steps = np.empty(old.shape, np.float32)
     for place in np.ndindex(old.shape):
         new[place] = _shrunk(old[place], factor) + mean[place]
         total = mean[place] + _shrunk(new[place], factor)
         steps[place] = np.float32(float(Fraction(total) * Fraction(settings.outer_lr * 2.0**LEAST)))
-    held[tuple(cut)] = new
+    tensor[tuple(cut)] = new
     return steps
 
 
@@ -105,8 +105,8 @@ def test_momentum_apply_equals_python_integers(sizes: dict[str, int], divisor: s
             for part in level_layout(schema.results, level).parts if votes else ():
                 mean = _mean(schema, part, votes, level, LR)
                 steps = _steps(schema, momentum, part, mean)
-                held = view(expected, part.segment)
-                held.copy_(torch.from_numpy(held.numpy() - steps))
+                tensor = view(expected, part.segment)
+                tensor.copy_(torch.from_numpy(tensor.numpy() - steps))
     assert bits(params) == bits(expected)
     for name, whole in momentum.items():
         assert engine.momentum[MOMENTUM + name].tolist() == whole.tolist()
@@ -124,10 +124,10 @@ def test_momentum_of_polar_step_equals_the_formula() -> None:
         for part in level_layout(schema.results, 1).parts:
             mean = _mean(schema, part, votes, 1, LR)
             steps = torch.from_numpy(_steps(schema, momentum, part, mean))
-            held = view(expected, part.segment)
+            tensor = view(expected, part.segment)
             assert part.segment.name in hidden_matrices(params)
-            rows, columns = held.shape
-            held -= exact_polar(steps) * (LR * 3.0 * math.sqrt(max(1, rows / columns)))
+            rows, columns = tensor.shape
+            tensor -= exact_polar(steps) * (LR * 3.0 * math.sqrt(max(1, rows / columns)))
     assert bits(params) == bits(expected)
 
 

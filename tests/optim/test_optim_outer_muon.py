@@ -55,13 +55,13 @@ def test_outer_muon_equals_the_formula_on_held_levels(sizes: dict[str, int]) -> 
     for level, votes in results.items():
         for part in level_layout(schema.results, level).parts:
             mean = _mean(schema, part, votes, level)
-            held = view(expected, part.segment)
+            tensor = view(expected, part.segment)
             if part.segment.name not in hidden_matrices(params):
-                held -= mean
+                tensor -= mean
                 continue
             hidden.append((level, part.segment.name))
             rows, columns = mean.shape
-            held -= exact_polar(mean) * (LR * ORTHOGONAL * math.sqrt(max(1, rows / columns)))
+            tensor -= exact_polar(mean) * (LR * ORTHOGONAL * math.sqrt(max(1, rows / columns)))
     assert bits(params) == bits(expected)
     assert len(hidden) == 3 + 7  # the FFN's parts in level 1, with those of attention in level 2
 
@@ -138,8 +138,8 @@ def test_outer_muon_gives_all_tiers_equal_bits() -> None:
         for tier, engine in enumerate(engines):
             engine.apply({level: votes[level] for level in range(tier, 3)}, LR)
     for segment in (segment for level in range(3) for segment in schema.state.of_level(level)):
-        held = [view(params, segment) for params in replicas[: segment.level + 1]]
-        assert all(torch.equal(held[0], other) for other in held)
+        views = [view(params, segment) for params in replicas[: segment.level + 1]]
+        assert all(torch.equal(views[0], other) for other in views)
 
 
 def test_level_without_votes_is_unchanged() -> None:

@@ -19,8 +19,8 @@ from aftermath.rules.sparseloco import SparseLoCo
 from aftermath.sim.setup import CONFIG
 
 
-def read(optimizer: type[Optimizer], said: dict[str, Any]) -> Optimizer:
-    return optimizer_table(optimizer)(**said).settings
+def read(optimizer: type[Optimizer], keys: dict[str, Any]) -> Optimizer:
+    return optimizer_table(optimizer)(**keys).settings
 
 
 def test_config_defaults_equal_the_optimizer_defaults() -> None:
@@ -28,7 +28,7 @@ def test_config_defaults_equal_the_optimizer_defaults() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "means"),
+    ("keys", "means"),
     [
         ({"inner_steps": 9}, {"inner_steps": 9}),
         ({"inner_optimizer": "muon"}, {"inner_optimizer": "muon"}),
@@ -46,9 +46,9 @@ def test_config_defaults_equal_the_optimizer_defaults() -> None:
     ],
     ids=str,
 )
-def test_each_sparseloco_key_sets_one_setting(said: dict[str, Any], means: dict[str, Any]) -> None:
-    found = read(SparseLoCo, said)
-    assert asdict(found) == asdict(SparseLoCo()) | means
+def test_each_sparseloco_key_sets_one_setting(keys: dict[str, Any], means: dict[str, Any]) -> None:
+    settings = read(SparseLoCo, keys)
+    assert asdict(settings) == asdict(SparseLoCo()) | means
 
 
 def test_distro_keys_set_the_distro_settings() -> None:

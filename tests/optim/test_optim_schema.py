@@ -103,11 +103,11 @@ def test_embedding_and_head_have_their_own_topk() -> None:
     plain = schema()
     more = schema(topk_embeddings=64)
     names = ("model.embed_tokens.weight", "lm_head.weight")
-    kept, rest = (
+    embedding_topk, rest = (
         {blocks.topk for blocks in more.results.blocks if (blocks.segment.name in names) == one}
         for one in (True, False)
     )
-    assert (kept, rest) == ({64}, {8})
+    assert (embedding_topk, rest) == ({64}, {8})
     # two tensors of 320 x 128
     assert more.results.entries(2) - plain.results.entries(2) == 2 * 5 * 2 * (64 - 8)
     assert [more.results.payload_bytes(level) for level in (0, 1)] == [

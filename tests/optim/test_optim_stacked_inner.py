@@ -83,19 +83,19 @@ def test_stacked_steps_equal_steps_of_each_member(inner_optimizer: str, clip: fl
         sequences = torch.randint(
             0, 7, (MEMBERS, 8, 4), generator=torch.Generator().manual_seed(number)
         )
-        found = stack.make(sequences, stacked_backward, LR, 0.1, travelling)
+        gradients = stack.make(sequences, stacked_backward, LR, 0.1, travelling)
         assert all(torch.equal(shared[name], tensor) for name, tensor in before.items())
-        for member, made in enumerate(found):
-            assert isinstance(made, PseudoGradient)
-            wanted = alone[member].make(
+        for member, gradient in enumerate(gradients):
+            assert isinstance(gradient, PseudoGradient)
+            expected = alone[member].make(
                 sequences[member], backward, LR, 0.1, travelling=travelling[member]
             )
-            assert made.factor == wanted.factor
-            assert made.loss == pytest.approx(wanted.loss, rel=1e-5)
-            assert made.losses == pytest.approx(wanted.losses, rel=1e-5)
-            assert made.tensors.keys() == wanted.tensors.keys()
-            for name, tensor in wanted.tensors.items():
-                torch.testing.assert_close(made.tensors[name], tensor, rtol=1e-4, atol=2e-6)
+            assert gradient.factor == expected.factor
+            assert gradient.loss == pytest.approx(expected.loss, rel=1e-5)
+            assert gradient.losses == pytest.approx(expected.losses, rel=1e-5)
+            assert gradient.tensors.keys() == expected.tensors.keys()
+            for name, tensor in expected.tensors.items():
+                torch.testing.assert_close(gradient.tensors[name], tensor, rtol=1e-4, atol=2e-6)
             states = (in_stack[member].state(), alone[member].state())
             assert states[0].keys() == states[1].keys()
             for name, tensor in states[1].items():
@@ -120,8 +120,8 @@ def test_member_with_infinite_gradient_fails_alone(clip: float | None) -> None:
         return losses
 
     sequences = torch.zeros(MEMBERS, 4, 4, dtype=torch.int64)
-    made = StackedSteps(members).make(sequences, backward, LR, LR, [False] * MEMBERS)
-    assert [isinstance(one, PseudoGradient) for one in made] == [True, False, True]
-    assert isinstance(made[1], NonFiniteGradient)
-    assert "a gradient of inner step 2 is not finite" in made[1].message
+    gradients = StackedSteps(members).make(sequences, backward, LR, LR, [False] * MEMBERS)
+    assert [isinstance(one, PseudoGradient) for one in gradients] == [True, False, True]
+    assert isinstance(gradients[1], NonFiniteGradient)
+    assert "a gradient of inner step 2 is not finite" in gradients[1].message
     assert [bool(member.state()) for member in members] == [True, False, True]

@@ -26,39 +26,39 @@ def train(params: dict[str, Tensor], engine: Engine, tier: int, step: int) -> di
     grads = {
         name: tensor + 0.1 * params[name] for name, tensor in gradients(SCHEMA, tier, step).items()
     }
-    made = encode(engine, grads, 1e-3, 1e-3)
+    result = encode(engine, grads, 1e-3, 1e-3)
     engine.apply(
-        {level: [decode_level(data, SCHEMA.results, level)] for level, data in made.items()}, 1e-3
+        {level: [decode_level(data, SCHEMA.results, level)] for level, data in result.items()}, 1e-3
     )
-    return made
+    return result
 
 
 @pytest.mark.parametrize("tier", range(3))
-@pytest.mark.parametrize("done", [0, 1, 3])
-def test_restored_replica_continues_bit_by_bit(tier: int, done: int) -> None:
+@pytest.mark.parametrize("steps", [0, 1, 3])
+def test_restored_replica_continues_bit_by_bit(tier: int, steps: int) -> None:
     params, engine = replica(SCHEMA, tier)
-    for step in range(done):
+    for step in range(steps):
         train(params, engine, tier, step)
-    kept = engine.state()
+    state = engine.state()
     weights = {name: tensor.clone() for name, tensor in params.items()}
-    expected = [train(params, engine, tier, step) for step in range(done, done + 3)]
+    expected = [train(params, engine, tier, step) for step in range(steps, steps + 3)]
     other = Engine(SCHEMA, tier, weights)
-    other.restore(kept)
-    assert [train(weights, other, tier, step) for step in range(done, done + 3)] == expected
+    other.restore(state)
+    assert [train(weights, other, tier, step) for step in range(steps, steps + 3)] == expected
     assert all(torch.equal(weights[name], tensor) for name, tensor in params.items())
     fresh = tensors(SCHEMA, tier, 0)
-    if done:  # without the restored state the result would differ
-        assert train(fresh, Engine(SCHEMA, tier, fresh), tier, done) != expected[0]
+    if steps:  # without the restored state the result would differ
+        assert train(fresh, Engine(SCHEMA, tier, fresh), tier, steps) != expected[0]
 
 
 def test_restored_state_does_not_share_memory() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
-    kept = engine.state()
+    state = engine.state()
     weights = {name: tensor.clone() for name, tensor in params.items()}
     other = Engine(SCHEMA, 0, weights)
-    other.restore(kept)
-    for tensor in kept.values():
+    other.restore(state)
+    for tensor in state.values():
         tensor.zero_()
     assert train(weights, other, 0, 1) == train(params, engine, 0, 1)
 
@@ -66,10 +66,10 @@ def test_restored_state_does_not_share_memory() -> None:
 def test_saved_state_does_not_change_later() -> None:
     params, engine = replica(SCHEMA, 0)
     train(params, engine, 0, 0)
-    kept = engine.state()
-    before = {name: tensor.clone() for name, tensor in kept.items()}
+    state = engine.state()
+    before = {name: tensor.clone() for name, tensor in state.items()}
     train(params, engine, 0, 1)
-    assert all(torch.equal(kept[name], tensor) for name, tensor in before.items())
+    assert all(torch.equal(state[name], tensor) for name, tensor in before.items())
 
 
 def _without(state: dict[str, Tensor]) -> None:
@@ -127,8 +127,8 @@ def _unused_with_a_value(state: dict[str, Tensor]) -> None:
 
 
 def _with_gaps(state: dict[str, Tensor]) -> None:
-    found = state["result.residual.0.0"]
-    state["result.residual.0.0"] = torch.stack([found, found], dim=-1)[..., 0]
+    residual = state["result.residual.0.0"]
+    state["result.residual.0.0"] = torch.stack([residual, residual], dim=-1)[..., 0]
 
 
 SPOILT = [_without, _too_much, _shape, _type, _infinite, _outside, _negative]
@@ -184,8 +184,8 @@ def test_state_with_impossible_values_is_refused(
     params = tensors(SCHEMA, 0, 0)
     feedback = ErrorFeedback(results, 0, params, 0.9)
     feedback.compress(PseudoGradient(gradients(SCHEMA, 0, 0), 1.0, 0.5))
-    kept = feedback.state()
-    feedback.restore(kept)
-    spoil(kept["values.0.0"], bits)
+    state = feedback.state()
+    feedback.restore(state)
+    spoil(state["values.0.0"], bits)
     with pytest.raises(BadState, match=r"values\.0\.0"):
-        feedback.restore(kept)
+        feedback.restore(state)

@@ -19,17 +19,17 @@ from aftermath.optim.vote_count import tally, tally_multiples
 )
 def test_tally_equals_a_dictionary_count(span: int, votes: list[tuple[int, int]]) -> None:
     """Cases range from one vote per hundreds of positions to many votes per position."""
-    kept = defaultdict(list)
+    integers_by_place = defaultdict(list)
     for place, integer in votes:
-        kept[place % span].append(integer)
+        integers_by_place[place % span].append(integer)
     positions = torch.tensor([place % span for place, _ in votes], dtype=torch.int64)
-    found, sums, counts = tally(
+    places, sums, counts = tally(
         positions, torch.tensor([integer for _, integer in votes], dtype=torch.int64)
     )
-    assert found.tolist() == sorted(kept)
-    assert sums.tolist() == [sum(kept[place]) for place in found.tolist()]
-    assert counts.tolist() == [len(kept[place]) for place in found.tolist()]
-    assert found.dtype == sums.dtype == counts.dtype == torch.int64
+    assert places.tolist() == sorted(integers_by_place)
+    assert sums.tolist() == [sum(integers_by_place[place]) for place in places.tolist()]
+    assert counts.tolist() == [len(integers_by_place[place]) for place in places.tolist()]
+    assert places.dtype == sums.dtype == counts.dtype == torch.int64
 
 
 @st.composite
@@ -43,7 +43,7 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
         )
         for _ in range(2)
     ]
-    found = []
+    votes = []
     for _ in range(draw(st.integers(1, 5))):
         positions = draw(st.sampled_from(sets))
         count = len(positions)
@@ -54,10 +54,10 @@ def _lattice_votes(draw: st.DrawFn) -> list[Votes]:
             draw(st.lists(st.integers(0, MOST - LEAST), min_size=count, max_size=count))
         )
         if draw(st.booleans()):
-            found.append(Votes(0, positions, units.to(torch.int8), shifts.to(torch.uint8)))
+            votes.append(Votes(0, positions, units.to(torch.int8), shifts.to(torch.uint8)))
         else:
-            found.append(Votes(0, positions, units.long() << shifts.long()))
-    return found
+            votes.append(Votes(0, positions, units.long() << shifts.long()))
+    return votes
 
 
 @given(_lattice_votes(), st.integers(1, LARGEST))
@@ -66,12 +66,12 @@ def test_tally_of_lattice_votes_sums_their_integers(votes: list[Votes], most: in
     change the votes.
     """
     before = [(vote.values.clone(), vote.shifts) for vote in votes]
-    found, sums, counts = tally_multiples(votes, most)
-    kept = defaultdict(list)
+    places, sums, counts = tally_multiples(votes, most)
+    values_by_place = defaultdict(list)
     for vote in votes:
         for place, value in zip(vote.positions.tolist(), vote.multiples().tolist(), strict=True):
-            kept[place].append(max(-most, min(most, value)))
-    assert found.tolist() == sorted(kept)
-    assert sums.tolist() == [sum(kept[place]) for place in found.tolist()]
-    assert counts.tolist() == [len(kept[place]) for place in found.tolist()]
+            values_by_place[place].append(max(-most, min(most, value)))
+    assert places.tolist() == sorted(values_by_place)
+    assert sums.tolist() == [sum(values_by_place[place]) for place in places.tolist()]
+    assert counts.tolist() == [len(values_by_place[place]) for place in places.tolist()]
     assert all(torch.equal(vote.values, was) for vote, (was, _) in zip(votes, before, strict=True))

@@ -33,7 +33,7 @@ LATTICE = toy_inner(**RAGGED, inner_steps=1)
 ORIGIN = ResultOrigin(run_id="r", epoch=1, round=3, step=12, seat=3, tier=1, learning_rate=0.004)
 
 
-def made(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
+def file_of(schema: Schema, tier: int = 1, lr: float = 0.1) -> GradientFile:
     _, engine = replica(schema, tier)
     payloads = encode(engine, gradients(schema, tier, 5), lr)
     return GradientFile(schema, replace(ORIGIN, tier=tier, learning_rate=lr), payloads)
@@ -76,29 +76,32 @@ def at(place: Path, data: bytes) -> Path:
         tier=st.integers(0, 2),
         learning_rate=st.floats(0, 1e3),
     ),
-    kept=st.sets(st.integers(0, 2), min_size=1),
+    sent_levels=st.sets(st.integers(0, 2), min_size=1),
     filling=st.binary(min_size=1, max_size=8),
 )
 def test_file_round_trip_keeps_the_result(
-    tmp_path_factory: pytest.TempPathFactory, origin: ResultOrigin, kept: set[int], filling: bytes
+    tmp_path_factory: pytest.TempPathFactory,
+    origin: ResultOrigin,
+    sent_levels: set[int],
+    filling: bytes,
 ) -> None:
     """The reader does not check payload bytes. The decoder of levels does."""
-    levels = {level for level in kept if level >= origin.tier} or {2}
+    levels = {level for level in sent_levels if level >= origin.tier} or {2}
     sizes = {level: SIGNS.results.payload_bytes(level) for level in levels}
     payloads = {level: (filling * size)[:size] for level, size in sizes.items()}
     written = GradientFile(SIGNS, origin, payloads)
-    found = read_gradient_file(at(tmp_path_factory.mktemp("file"), written.to_bytes()))
-    assert (found.origin, found.payloads) == (origin, payloads)
-    assert found.schema.hash() == SIGNS.hash()
-    assert found.to_bytes() == written.to_bytes()
+    result = read_gradient_file(at(tmp_path_factory.mktemp("file"), written.to_bytes()))
+    assert (result.origin, result.payloads) == (origin, payloads)
+    assert result.schema.hash() == SIGNS.hash()
+    assert result.to_bytes() == written.to_bytes()
 
 
 def test_file_name_has_step_and_member() -> None:
-    assert made(SIGNS).name == "step-000012-member-3.safetensors"
+    assert file_of(SIGNS).name == "step-000012-member-3.safetensors"
 
 
 def test_safetensors_can_read_the_file(tmp_path: Path) -> None:
-    file = made(SIGNS)
+    file = file_of(SIGNS)
     with safe_open(at(tmp_path, file.to_bytes()), framework="pt") as opened:
         facts = opened.metadata()
         assert {name: opened.get_tensor(name).numpy().tobytes() for name in opened.keys()} == {  # noqa: SIM118
@@ -120,7 +123,7 @@ def test_safetensors_can_read_the_file(tmp_path: Path) -> None:
 
 
 def test_equal_results_give_equal_files() -> None:
-    file = made(SIGNS)
+    file = file_of(SIGNS)
     turned = GradientFile(SIGNS, file.origin, dict(reversed(file.payloads.items())))
     assert turned.to_bytes() == file.to_bytes()
 
@@ -169,7 +172,7 @@ def changed(
 def test_inconsistent_file_is_refused_with_a_reason(
     tmp_path: Path, facts: dict[str, str], drop: str, tensor: str, says: str
 ) -> None:
-    path = at(tmp_path, changed(made(SIGNS), facts, drop, tensor))
+    path = at(tmp_path, changed(file_of(SIGNS), facts, drop, tensor))
     with pytest.raises(BadGradientFile) as caught:
         read_gradient_file(path)
     assert says in caught.value.message
@@ -178,7 +181,7 @@ def test_inconsistent_file_is_refused_with_a_reason(
 
 
 def test_file_with_wrong_payload_size_is_refused(tmp_path: Path) -> None:
-    file = made(SIGNS)
+    file = file_of(SIGNS)
     short = GradientFile(SIGNS, file.origin, {1: file.payloads[1][:-1], 2: file.payloads[2]})
     with pytest.raises(BadGradientFile, match=r"level.1 must have \d+ bytes, but is U8 \[\d+\]"):
         read_gradient_file(at(tmp_path, short.to_bytes()))
@@ -212,7 +215,7 @@ def test_file_above_the_size_limit_is_not_read(
 ) -> None:
     monkeypatch.setattr(result_file, "MAX_PAYLOAD_BYTES", 100)
     with pytest.raises(BadGradientFile, match="more than 100 bytes"):
-        read_gradient_file(at(tmp_path, made(SIGNS).to_bytes()))
+        read_gradient_file(at(tmp_path, file_of(SIGNS).to_bytes()))
 
 
 # --- dense tensors --------------------------------------------------------------------------------
@@ -230,11 +233,11 @@ def applied(file: GradientFile, lr: float) -> dict[str, Tensor]:
 @pytest.mark.parametrize("schema", [SIGNS, FLOATS], ids=["signs", "floats"])
 def test_dense_distro_result_has_the_applied_signs(schema: Schema) -> None:
     """Signs are compared where the fp32 sum is not within rounding of zero."""
-    file = made(schema)
-    found = dict(dense(schema, file.votes(), 0.1))
+    file = file_of(schema)
+    tensors = dict(dense(schema, file.votes(), 0.1))
     expected = applied(file, 0.1)
-    assert found.keys() == expected.keys()
-    for name, tensor in found.items():
+    assert tensors.keys() == expected.keys()
+    for name, tensor in tensors.items():
         assert tensor.shape == expected[name].shape
         clear = tensor.abs() > 1e-5
         assert torch.equal(tensor.sign()[clear], -expected[name].sign()[clear]), name
@@ -245,17 +248,17 @@ def test_dense_distro_result_has_the_applied_signs(schema: Schema) -> None:
 def test_dense_sparseloco_result_is_the_applied_step(lr: float) -> None:
     """With outer_lr 1 and one member, the value is the whole step. It also reaches the cap."""
     file = inner(LATTICE, 1, lr)
-    found = dict(dense(LATTICE, file.votes(), lr))
+    tensors = dict(dense(LATTICE, file.votes(), lr))
     expected = applied(file, lr)
-    for name, tensor in found.items():
+    for name, tensor in tensors.items():
         torch.testing.assert_close(tensor, -expected[name], rtol=1e-6, atol=0)
-    assert any(tensor.any() for tensor in found.values())
+    assert any(tensor.any() for tensor in tensors.values())
 
 
 def test_dense_result_is_zero_for_levels_not_sent() -> None:
-    file = made(SIGNS, tier=2)
+    file = file_of(SIGNS, tier=2)
     width = SIGNS.state.config.width(2)
-    found = dict(dense(SIGNS, file.votes(), 0.1))
-    name = next(name for name in found if name.endswith("up_proj.weight"))
-    assert found[name][:width].any()
-    assert not found[name][width:].any()
+    tensors = dict(dense(SIGNS, file.votes(), 0.1))
+    name = next(name for name in tensors if name.endswith("up_proj.weight"))
+    assert tensors[name][:width].any()
+    assert not tensors[name][width:].any()

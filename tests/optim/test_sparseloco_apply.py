@@ -30,22 +30,22 @@ from optim.optim_replica import bits, tensors
 
 def oracle(votes: Sequence[Votes], divisor: DivisorName, rate: float) -> dict[int, np.float32]:
     """Return the steps by position, computed in fractions and rounded like IEEE operations."""
-    kept = defaultdict(list)
+    values_by_position = defaultdict(list)
     for vote in votes:
         for position, value in zip(vote.positions.tolist(), vote.multiples().tolist(), strict=True):
-            kept[position].append(value)
-    found = {}
-    for position, values in kept.items():
+            values_by_position[position].append(value)
+    means = {}
+    for position, values in values_by_position.items():
         by: float = {
             "keepers": len(values),
             "all": len(votes),
             "root": math.sqrt(len(values) * len(votes)),
         }[divisor]
         quotient = float(Fraction(sum(values)) / Fraction(by))  # to the nearest double
-        found[position] = np.float32(
+        means[position] = np.float32(
             float(Fraction(quotient) * Fraction(rate) * Fraction(2) ** LEAST)
         )
-    return found
+    return means
 
 
 def votes_of(rows: Sequence[dict[int, int]], level: int = 0) -> list[Votes]:
@@ -86,9 +86,9 @@ def test_mean_equals_fractions_rounded_to_fp32(
     assert [float(expected[position]) for position in positions.tolist()] == steps.tolist()
     if divisor != "root":
         for position, step in zip(positions.tolist(), steps.tolist(), strict=True):
-            kept = [row[position] for row in rows if position in row]
-            by = len(kept) if divisor == "keepers" else len(rows)
-            true = Fraction(sum(kept), by) * Fraction(rate) * Fraction(2) ** LEAST
+            values = [row[position] for row in rows if position in row]
+            by = len(values) if divisor == "keepers" else len(rows)
+            true = Fraction(sum(values), by) * Fraction(rate) * Fraction(2) ** LEAST
             assert abs(Fraction(step) - true) <= abs(true) * Fraction(1, 2**24) * (
                 1 + Fraction(1, 2**20)
             )
@@ -113,7 +113,7 @@ def random_votes(
 ) -> list[Votes]:
     generator = torch.Generator().manual_seed(seed)
     total = sum(group.blocks * group.block for group in level_layout(schema.results, level).groups)
-    found = []
+    votes = []
     for _ in range(count):
         positions = (torch.rand(total, generator=generator) < density).nonzero().flatten()
         signs, sizes, shifts = (
@@ -121,8 +121,8 @@ def random_votes(
             for most in (2, 2, MOST - LEAST + 1)
         )
         values = (2 * signs - 1) * (2 * sizes + 1) << shifts
-        found.append(Votes(level, positions, values))
-    return found
+        votes.append(Votes(level, positions, values))
+    return votes
 
 
 @pytest.mark.parametrize("divisor", get_args(DivisorName))

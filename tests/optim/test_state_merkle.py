@@ -132,6 +132,6 @@ def test_summaries_of_runs_give_the_block_digests(
         for part, first in zip(whole.split(step), range(0, size // 4, step), strict=True):
             start = 4 * first
             stop = 4 * (first + len(part))
-            told = summary_of(part, start, size)
-            runs.append((start, stop, told))
+            summary = summary_of(part, start, size)
+            runs.append((start, stop, summary))
         assert digests_of_summaries(runs, size) == expected

@@ -78,10 +78,10 @@ def test_recorded_checkpoint_is_kept_unless_switching_to_hub() -> None:
     If the file names the recorded one, both are the same.
     """
     first = FILE.replace("MODEL", "start")
-    named = FILE.replace("MODEL", "RUN-step3")
+    config_text = FILE.replace("MODEL", "RUN-step3")
     for text, switch, after in (
         (first, False, "RUN-step3"),
-        (named, False, "RUN-step3"),
+        (config_text, False, "RUN-step3"),
         (first, True, "start"),
     ):
         run = _paused("RUN-step3")
@@ -89,8 +89,10 @@ def test_recorded_checkpoint_is_kept_unless_switching_to_hub() -> None:
             text.replace("warmup_time = 30", "warmup_time = 40"), "run.toml", RunConfig
         )
         change = Change({}, config, _shape(config), None, switch, None)
-        kept = change.kept_checkpoint(run.model)
-        assert (kept.repo if kept else "") == ("RUN-step3" if text == first and not switch else "")
+        checkpoint = change.kept_checkpoint(run.model)
+        assert (checkpoint.repo if checkpoint else "") == (
+            "RUN-step3" if text == first and not switch else ""
+        )
         ix = CoordinatorInstructions(coordinator_program(), run.authority.pubkey())
         run.world.send(*change.instructions(ix, run.run, run.model), signers=[run.authority]).ok()
         assert (run.run.config.warmup_time, run.model.checkpoint.repo) == (40, after)

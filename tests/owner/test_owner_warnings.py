@@ -44,14 +44,15 @@ def test_burdensome_result_sizes_are_a_warning(
     shape = Shape(
         build_schema(config, 1, SparseLoCo(topk=topk, topk_embeddings=topk, inner_steps=steps))
     )
-    said = warning_about_size(shape)
-    assert bool(said) == large
+    warning = warning_about_size(shape)
+    assert bool(warning) == large
     if large:
         assert (
-            f"sends {shape.bytes_per_round[0]:,} bytes to every other member in each round" in said
+            f"sends {shape.bytes_per_round[0]:,} bytes to every other member in each round"
+            in warning
         )
-        assert ("for 2 steps" in said) == (steps == 2)
-        assert "raise compression_chunk" in said
+        assert ("for 2 steps" in warning) == (steps == 2)
+        assert "raise compression_chunk" in warning
 
 
 @pytest.mark.parametrize(
@@ -66,11 +67,11 @@ def test_burdensome_result_sizes_are_a_warning(
     ],
 )
 def test_schedule_length_off_by_a_twentieth_is_accepted(ends: int, steps: int, says: str) -> None:
-    said = warning_about_schedule(
+    warning = warning_about_schedule(
         LrSchedule(ScheduleKind.COSINE, 1e-3, 0.0, 0.0, 0.0, 10, ends, 0, 0, 0), steps
     )
-    assert says in said
-    assert bool(said) == bool(says)
+    assert says in warning
+    assert bool(warning) == bool(says)
 
 
 @pytest.mark.parametrize(
@@ -94,16 +95,18 @@ def test_idle_when_reopened_finds_steps_with_rate_zero(
     ("rate", "warned"), [(0.02, False), (0.1, False), (0.11, True), (2.0, True)]
 )
 def test_unlikely_learning_rate_is_a_warning(rate: float, warned: bool) -> None:
-    said = warning_about_rate(LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0))
-    assert said.startswith(f"base_lr = {rate:g}: ") == warned
-    assert bool(said) == warned
+    warning = warning_about_rate(
+        LrSchedule(ScheduleKind.CONSTANT, rate, 0.0, 0.0, 0.0, 0, 0, 0, 0, 0)
+    )
+    assert warning.startswith(f"base_lr = {rate:g}: ") == warned
+    assert bool(warning) == warned
 
 
 @pytest.mark.parametrize(("seconds", "warned"), [(1, True), (2, True), (3, False)])
 def test_rounds_shorter_than_transactions_are_a_warning(seconds: int, warned: bool) -> None:
-    said = warning_about_rounds(builders.config(max_round_train_time=seconds))
-    assert bool(said) == warned
-    assert not warned or said.startswith(f"max_round_train_time = {seconds}: ")
+    warning = warning_about_rounds(builders.config(max_round_train_time=seconds))
+    assert bool(warning) == warned
+    assert not warned or warning.startswith(f"max_round_train_time = {seconds}: ")
 
 
 @pytest.mark.parametrize(
@@ -115,15 +118,15 @@ def test_share_below_inner_steps_is_a_warning(
     shape = Shape(build_schema(CONFIG, 1, SparseLoCo(inner_steps=steps)))
     rules = Config(30, 30, 1, 30, 1, 0, 4096, 0, 20, 100, 64, members, 1, 1, 1, batch, batch, 0, 10)
     assert rules.init_min_clients == members
-    said = warning_about_shares(shape, rules)
-    assert bool(said) == bool(share)
-    assert not share or f"global_batch_size_start = {batch} a share has only {share};" in said
+    warning = warning_about_shares(shape, rules)
+    assert bool(warning) == bool(share)
+    assert not share or f"global_batch_size_start = {batch} a share has only {share};" in warning
 
 
 def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> None:
     each = [name for name in vars(warnings) if name.startswith("warning_about_")]
     for name in each:
-        monkeypatch.setattr(warnings, name, lambda *given: "trouble")
+        monkeypatch.setattr(warnings, name, lambda *args: "trouble")
     anything: Any = mock.MagicMock()
     assert {
         code for code, _ in warnings.warnings_by_code(anything, anything, anything)

@@ -65,16 +65,16 @@ class Flooder:
 
 async def connections(one: Flooder) -> None:
     """Open connections as fast as possible, and keep them silent."""
-    kept = []
+    links = []
 
     async def again() -> None:
         while True:
             try:
                 async with asyncio.timeout(5):
-                    kept.append(await one.connect())
+                    links.append(await one.connect())
             except Exception:
                 await asyncio.sleep(0.01)
-            del kept[:-250]
+            del links[:-250]
 
     await asyncio.gather(*(again() for _ in range(AT_A_TIME)))
 
@@ -163,8 +163,8 @@ async def unread_blobs(one: Flooder) -> None:
 async def frozen(one: Flooder) -> None:
     """Request large blobs, then stop acknowledging."""
     connection = await one.greeted()
-    asked = [await connection.open_bi() for _ in range(AT_A_TIME)]
-    for stream in asked:
+    streams = [await connection.open_bi() for _ in range(AT_A_TIME)]
+    for stream in streams:
         await stream.send().write_all(frame_of(BlobRequest(bytes(32), 0, LARGE_BLOB)))
     await asyncio.sleep(1)
     os.kill(os.getpid(), signal.SIGSTOP)

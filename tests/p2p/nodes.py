@@ -72,7 +72,7 @@ class Rogue:
     endpoint: iroh.Endpoint
     node_id: bytes
     connection: iroh.Connection | None = None
-    asked: list[Request] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @classmethod
@@ -109,7 +109,7 @@ class Rogue:
 
     async def _answer(self, stream: iroh.BiStream, answer: Answer) -> None:
         request = await read_request(stream.recv())
-        self.asked.append(request)
+        self.requests.append(request)
         await answer(request, stream)
 
     async def close(self) -> None:

@@ -94,16 +94,16 @@ async def test_kept_blob_is_served_until_retracted(mesh):
 async def test_blob_source_is_read_piece_by_piece(mesh):
     first, second = await mesh(1, 2)
     data = content(LARGE)
-    asked = []
+    reads = []
 
     def read(offset: int, length: int) -> bytes:
-        asked.append((offset, length))
+        reads.append((offset, length))
         return data[offset : offset + length]
 
     first.publish_source(blake3(data).digest(), LARGE, read)
     assert await second.fetch(blake3(data).digest(), LARGE, [first.node_id], 30) == data
-    assert sum(length for _, length in asked) == LARGE
-    assert max(length for _, length in asked) <= 1 << 20
+    assert sum(length for _, length in reads) == LARGE
+    assert max(length for _, length in reads) <= 1 << 20
 
 
 @pytest.mark.parametrize("fault", ["short", "raises"])
@@ -134,7 +134,7 @@ async def test_wrong_blob_size_is_refused_before_first_byte(opened, rogue, state
         await node.fetch(blake3(data).digest(), SMALL, [cheat.node_id], 10)
     assert node.stats().received["blob"] == 0
     assert node.stats().rejected == 1
-    assert len(cheat.asked) == 1
+    assert len(cheat.requests) == 1
 
 
 async def test_wrong_blob_hash_blames_holder_and_asks_next(honest_and_rogue):
@@ -144,7 +144,7 @@ async def test_wrong_blob_hash_blames_holder_and_asks_next(honest_and_rogue):
     with pytest.raises(BlobRejected, match=short(cheat.node_id)):
         await node.fetch(digest, SMALL, [cheat.node_id], 10)
     assert await node.fetch(digest, SMALL, [cheat.node_id, honest.node_id], 10) == data
-    assert len(cheat.asked) == 1, "a proven liar is asked last"
+    assert len(cheat.requests) == 1, "a proven liar is asked last"
     assert node.stats().peers[cheat.node_id].failures >= 3
 
 
@@ -170,7 +170,7 @@ async def test_one_false_holder_among_many_is_identified(mesh, rogue):
     await cheat.dial(nodes[0], blob_of(bytes(LARGE)))
     holders = [nodes[1].node_id, nodes[2].node_id, cheat.node_id]
     assert await nodes[0].fetch(blake3(data).digest(), LARGE, holders, 60) == data
-    assert cheat.asked, "the test needs the liar to have taken part"
+    assert cheat.requests, "the test needs the liar to have taken part"
     stats = nodes[0].stats()
     assert stats.peers[cheat.node_id].failures >= 3
     assert all(stats.peers[node.node_id].failures == 0 for node in nodes[1:])

@@ -20,9 +20,9 @@ HERE = Whereabouts(("127.0.0.1:4000", "[::1]:4001"))
 @pytest.fixture
 def directory(tmp_path):
     """Return a prepared directory with the name of our entry."""
-    made = LocalDirectory(tmp_path / "a" / "run", ME)
-    made.prepare()
-    return made
+    directory = LocalDirectory(tmp_path / "a" / "run", ME)
+    directory.prepare()
+    return directory
 
 
 def test_discovery_entry_is_read_back_and_private(directory):
@@ -80,10 +80,10 @@ def test_discovery_entry_when_hostile_is_ignored(directory, text):
 
 @given(st.binary(max_size=300))
 def test_random_bytes_never_raise(tmp_path_factory, data):
-    made = LocalDirectory(tmp_path_factory.getbasetemp() / "random", ME)
-    made.prepare()
-    (made.path / f"{ME.hex()}.json").write_bytes(data)
-    assert made.read(ME) is None
+    directory = LocalDirectory(tmp_path_factory.getbasetemp() / "random", ME)
+    directory.prepare()
+    (directory.path / f"{ME.hex()}.json").write_bytes(data)
+    assert directory.read(ME) is None
 
 
 def test_discovery_failed_write_leaves_no_file(directory, monkeypatch):
@@ -150,10 +150,10 @@ async def test_endpoint_keeps_its_entry_and_removes_it_at_close(opened, tmp_path
 
 
 async def test_local_discovery_does_not_contact_n0(opened, monkeypatch):
-    def asked():
+    def preset():
         raise AssertionError("n0's discovery would be told of this endpoint")
 
-    monkeypatch.setattr(transport_iroh.iroh, "preset_n0", asked)
+    monkeypatch.setattr(transport_iroh.iroh, "preset_n0", preset)
     await opened(1)
 
 

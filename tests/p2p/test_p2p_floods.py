@@ -112,12 +112,12 @@ class Victim:
             looked = await self.figures()
         for _ in range(200):
             await self.ask()
-        asked = await self.figures()
-        told = int(limits.ANNOUNCEMENT_BURST)
-        for number in range(told):
+        after_requests = await self.figures()
+        count = int(limits.ANNOUNCEMENT_BURST)
+        for number in range(count):
             await self.honest.announce(number.to_bytes(4, "big") + os.urandom(MAX_ANNOUNCEMENT - 4))
             await asyncio.sleep(0.01)
-        while (heard := await self.figures())["heard"] < told:
+        while (after_announcements := await self.figures())["heard"] < count:
             await asyncio.sleep(0.02)
         newcomer = await Rogue.open(NEWCOMER)
         for _ in range(5):
@@ -127,9 +127,9 @@ class Victim:
         self.cost = {
             "second": idle["cpu"] - began["cpu"],
             "look": (looked["cpu"] - idle["cpu"]) / 50,
-            "request": (asked["cpu"] - looked["cpu"]) / 200,
-            "announcement": (heard["cpu"] - asked["cpu"]) / told,
-            "connection": (met["cpu"] - heard["cpu"]) / 5,
+            "request": (after_requests["cpu"] - looked["cpu"]) / 200,
+            "announcement": (after_announcements["cpu"] - after_requests["cpu"]) / count,
+            "connection": (met["cpu"] - after_announcements["cpu"]) / 5,
         }
 
     async def connect(self, newcomer: Rogue) -> iroh.Connection:
@@ -201,9 +201,9 @@ async def victim(opened, costs: dict[str, float], tmp_path: Path) -> AsyncIterat
         honest = await opened(HONEST)
         honest.set_members([identity(VICTIM)])
         await until(lambda: bool(honest.reachable()))
-        found = LocalDirectory(folder, honest.node_id).read(identity(VICTIM))
-        assert found is not None
-        one = Victim(process, found.addresses[0], honest, folder)
+        entry = LocalDirectory(folder, honest.node_id).read(identity(VICTIM))
+        assert entry is not None
+        one = Victim(process, entry.addresses[0], honest, folder)
         if not costs:
             await one.learn_costs()
             costs |= one.cost
@@ -261,7 +261,7 @@ async def test_flood_is_bounded_and_others_are_answered(
 ) -> None:
     before = await victim.figures()
     peaks = []
-    asked = 0
+    requests = 0
     for lasts in (FLOOD_S, AGAIN_S):
         async with victim.flooded(how, seeds):
             began = time.monotonic()
@@ -284,9 +284,9 @@ async def test_flood_is_bounded_and_others_are_answered(
             victim.cost,
         )
         peaks.append(peak)
-        asked += asks
+        requests += asks
         await victim.all_freed(before)
-    assert asked > 0
+    assert requests > 0
     most = before["memory"] + MEMORY[how](len(seeds)) + SLACK
     assert max(peaks) <= most, "the second flood takes no more than the first may"
 
@@ -311,12 +311,12 @@ def _check_cost(
     elif how not in ("half_open", "resets", "unread_blobs", "unread_answers"):
         streams = 0
     own = did["cpu"] - seconds * cost["second"] - asks * (cost["request"] + cost["look"])
-    done = (
+    expected = (
         streams * cost["request"]
         + did["heard"] * cost["announcement"]
         + did["looked_at"] * cost["connection"]
     )
-    assert own <= COSTLIER * done + NOISE * seconds
+    assert own <= COSTLIER * expected + NOISE * seconds
 
 
 def _most(peers: int, burst: float, rate: float, seconds: float) -> float:

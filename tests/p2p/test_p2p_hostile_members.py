@@ -312,5 +312,5 @@ async def test_failed_handshake_makes_no_backtrace(tmp_path):
     process = await asyncio.create_subprocess_exec(
         *command, env=environment, stdout=asyncio.subprocess.PIPE
     )
-    told, _ = await asyncio.wait_for(process.communicate(), 60)
-    assert float(told) < 20
+    output, _ = await asyncio.wait_for(process.communicate(), 60)
+    assert float(output) < 20

@@ -78,11 +78,11 @@ async def test_blob_travels_over_all_lanes_of_its_author(mesh):
 
 async def test_small_blob_opens_no_lane(mesh, monkeypatch):
     nodes = await mesh(1, 2)
-    asked = list[bytes]()
-    monkeypatch.setattr(connection_table.Links, "lanes", lambda self, peer: asked.append(peer))
+    peers = list[bytes]()
+    monkeypatch.setattr(connection_table.Links, "lanes", lambda self, peer: peers.append(peer))
     data = content(LANES_FROM - 1)
     await nodes[0].fetch(nodes[1].publish(data), len(data), [nodes[1].node_id], 30)
-    assert not asked
+    assert not peers
 
 
 async def test_lanes_close_with_their_link(mesh):

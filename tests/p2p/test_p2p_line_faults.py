@@ -37,16 +37,16 @@ async def seconds_of(*waits) -> float:
 
 
 def test_latency_delays_each_message_once() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         line = line_of(LineFaults(latency_s=0.05))
         assert await seconds_of(*(line.send(100) for _ in range(3))) == pytest.approx(0.05)
         assert await seconds_of(line.upload(MEGABYTE), line.download(MEGABYTE)) == 0
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_upload_rate_is_shared_by_all_streams() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         line = line_of(LineFaults(up=2 * MEGABYTE, down=4 * MEGABYTE))
         uploads = (line.upload(MEGABYTE) for _ in range(4))
         assert await seconds_of(*uploads) == pytest.approx(2.0)
@@ -54,26 +54,26 @@ def test_upload_rate_is_shared_by_all_streams() -> None:
         downloads = (line.download(MEGABYTE) for _ in range(4))
         assert await seconds_of(*downloads) == pytest.approx(1.0)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_idle_line_accumulates_no_bytes() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         line = line_of(LineFaults(up=MEGABYTE))
         await asyncio.sleep(100)
         assert await seconds_of(line.upload(MEGABYTE)) == pytest.approx(1.0)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_lost_packet_costs_a_round_trip() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         line = line_of(LineFaults(latency_s=0.1, loss=0.5))
         waits = [await seconds_of(line.upload(PACKET)) for _ in range(400)]
         assert {round(wait / 0.2, 6) for wait in waits} >= {0.0, 1.0, 2.0}
         assert sum(waits) / len(waits) == pytest.approx(0.2, rel=0.3)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_losses_depend_on_seed_and_member() -> None:
@@ -81,7 +81,7 @@ def test_losses_depend_on_seed_and_member() -> None:
         line = line_of(faults, member)
         return [await seconds_of(line.upload(100 * PACKET)) for _ in range(20)]
 
-    async def story() -> None:
+    async def scenario() -> None:
         faults = LineFaults(latency_s=0.1, loss=0.01)
         first = await drawn(faults, ME)
         assert await drawn(faults, ME) == pytest.approx(first)
@@ -89,7 +89,7 @@ def test_losses_depend_on_seed_and_member() -> None:
         other = LineFaults(latency_s=0.1, loss=0.01, seed=1)
         assert await drawn(other, ME) != pytest.approx(first)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_good_line_sends_whole_pieces_at_once() -> None:
@@ -137,8 +137,8 @@ async def test_shaped_endpoints_deliver_late_and_exact(tmp_path: Path) -> None:
         started = loop.time()
         assert await second.fetch(first.publish(data), len(data), [first.node_id], 30) == data
         assert loop.time() - started >= 0.5
-        heard = second.announcements()
+        announcements = second.announcements()
         await first.announce(b"hello")
-        assert (await anext(heard)).data == b"hello"
+        assert (await anext(announcements)).data == b"hello"
     finally:
         await asyncio.gather(*(node.close() for node in nodes))

@@ -32,8 +32,8 @@ async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, bod
     ours, honest, *cheats = [await opened(seed) for seed in range(1, 7)]
     inbox = ResultInbox()
     readiness = Readiness()
-    heard = list[Ready]()
-    readiness.hear = heard.append  # type: ignore[method-assign]
+    announcements = list[Ready]()
+    readiness.hear = announcements.append  # type: ignore[method-assign]
     ports = replace(inbox.ports, transport=ours)
     results = Results(ports, inbox.role, inbox.workers.decode)
     listening = asyncio.ensure_future(
@@ -52,7 +52,7 @@ async def test_deeply_nested_announcement_costs_only_its_sender(opened: Any, bod
     await until(lambda: ours.reachable() == {honest.node_id} and ours.stats().violations == 4)
     ready = Ready(sender=honest.node_id, signer=b"w" * 32, run_id="test", epoch=2, seat=1)
     await honest.announce(encode_announcement(ready, secret(2)))
-    await until(lambda: bool(heard) or listening.done())
+    await until(lambda: bool(announcements) or listening.done())
     assert not listening.done()
-    assert heard == [ready]
+    assert announcements == [ready]
     listening.cancel()

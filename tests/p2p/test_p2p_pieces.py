@@ -111,11 +111,11 @@ def test_late_fetch_asks_author_for_what_a_relay_trickles() -> None:
             pull.last_byte_at = now
         fetch.progress_at = now
         assert fetch.choose(AUTHOR, now, SILENT_S) == expected
-    asked = []
+    indices = []
     while (index := fetch.choose(AUTHOR, 63.0, SILENT_S)) is not None:
         fetch.begin(PiecePull(AUTHOR, index, 63.0, 63.0))
-        asked.append(index)
-    assert asked == [7, 0, 1]
+        indices.append(index)
+    assert indices == [7, 0, 1]
 
 
 def test_late_fetch_asks_two_relays_at_most_for_one_piece() -> None:

@@ -52,31 +52,33 @@ def state_of(
 @pytest.mark.parametrize("name", OPTIMIZERS)
 async def test_commitment_gives_access_to_all_blocks_of_its_state(mesh: Mesh, name: str) -> None:
     member, checker = await mesh(1, 2)
-    parts, engine, kept = state_of(name)
-    StateShare(member).offer(kept, states=STATES)
-    root = kept.tree.root
+    parts, engine, state = state_of(name)
+    StateShare(member).offer(state, states=STATES)
+    root = state.tree.root
     blocks = [
         (await ask_block(checker, member.node_id, root, parts, index, 10)).data
         for index in range(parts.count)
     ]
     assert parts.count > 15
     whole = b"".join(blocks)
-    found = {}
+    fetched_state = {}
     for key, size in parts.sizes:
-        found[key], whole = whole[:size], whole[size:]
-    assert found == {key: tensor.numpy().tobytes() for key, tensor in engine.state().items()}
+        fetched_state[key], whole = whole[:size], whole[size:]
+    assert fetched_state == {
+        key: tensor.numpy().tobytes() for key, tensor in engine.state().items()
+    }
 
 
 @pytest.mark.parametrize("at", [0, DIGEST, -1], ids=["first hash", "second hash", "block"])
 async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None:
     member, checker = await mesh(1, 2)
-    parts, _, kept = state_of()
+    parts, _, state = state_of()
     share = StateShare(member)
     index = parts.count // 2
-    share.offer(kept, states=STATES)
-    right = await share.answer(b"", question(kept.tree.root, index))
-    found = proven(right, kept.tree.root, parts, index)
-    assert found.data == right[-parts.place(index).size :]
+    share.offer(state, states=STATES)
+    right = await share.answer(b"", question(state.tree.root, index))
+    proof = proven(right, state.tree.root, parts, index)
+    assert proof.data == right[-parts.place(index).size :]
     wrong = bytearray(right)
     wrong[at] ^= 1
 
@@ -85,7 +87,7 @@ async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None
 
     member.handle(TOPIC, lie)
     with pytest.raises(FalseBlock, match=f"not block {index} of the private state"):
-        await ask_block(checker, member.node_id, kept.tree.root, parts, index, 10)
+        await ask_block(checker, member.node_id, state.tree.root, parts, index, 10)
     await until(lambda: member.node_id not in checker.reachable())
     assert checker.stats().violations == 1
 
@@ -93,17 +95,17 @@ async def test_false_block_or_proof_bans_its_sender(mesh: Mesh, at: int) -> None
 @pytest.mark.parametrize("change", [-1, 1, 1 << 20])
 async def test_wrong_sized_block_answer_is_rejected(mesh: Mesh, change: int) -> None:
     member, checker = await mesh(1, 2)
-    parts, _, kept = state_of()
+    parts, _, state = state_of()
     share = StateShare(member)
-    share.offer(kept, states=STATES)
-    right = await share.answer(b"", question(kept.tree.root, 0))
+    share.offer(state, states=STATES)
+    right = await share.answer(b"", question(state.tree.root, 0))
 
     async def other(peer: bytes, body: bytes) -> bytes:
         return right[:change] if change < 0 else right + bytes(change)
 
     member.handle(TOPIC, other)
     with pytest.raises(FalseBlock if change < 0 else RequestFailed):
-        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+        await ask_block(checker, member.node_id, state.tree.root, parts, 0, 10)
 
 
 async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
@@ -111,15 +113,15 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
     member, checker = await mesh(1, 2)
     share = StateShare(member)
     states = [state_of(rounds=rounds) for rounds in range(1, 5)]
-    for _, _, kept in states:
-        share.offer(kept, states=STATES)
-    for number, (parts, _, kept) in enumerate(states):
-        asked = ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+    for _, _, state in states:
+        share.offer(state, states=STATES)
+    for number, (parts, _, state) in enumerate(states):
+        request = ask_block(checker, member.node_id, state.tree.root, parts, 0, 10)
         if number == 0:
             with pytest.raises(RequestRefused):
-                await asked
+                await request
         else:
-            assert len((await asked).data) == parts.place(0).size
+            assert len((await request).data) == parts.place(0).size
     for root in (NOTHING, b"x" * 32):
         with pytest.raises(RequestRefused):
             await ask_block(checker, member.node_id, root, states[-1][0], 0, 10)
@@ -130,12 +132,12 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
 
 async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
     auditor, juror = await mesh(1, 2)
-    parts, _, kept = state_of()
-    root = kept.tree.root
+    parts, _, state = state_of()
+    root = state.tree.root
     share = StateShare(auditor)
     with pytest.raises(RequestRefused):
         await ask_lent(juror, auditor.node_id, root, parts, 10)
-    block = StateBlock(kept.read(parts.place(2)), tuple(kept.tree.proof(2)))
+    block = StateBlock(state.read(parts.place(2)), tuple(state.tree.proof(2)))
     share.lend(root, {2: block})
     assert await ask_lent(juror, auditor.node_id, root, parts, 10) == [2]
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
@@ -146,27 +148,27 @@ async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
 @pytest.mark.parametrize("reply", [b"", b"\0\0\0", b"\xff" * 4])
 async def test_invalid_list_of_lent_blocks_is_rejected(mesh: Mesh, reply: bytes) -> None:
     auditor, juror = await mesh(1, 2)
-    parts, _, kept = state_of()
+    parts, _, state = state_of()
 
     async def other(peer: bytes, body: bytes) -> bytes:
         return reply
 
     auditor.handle(LENT_TOPIC, other)
     with pytest.raises(FalseBlock):
-        await ask_lent(juror, auditor.node_id, kept.tree.root, parts, 10)
+        await ask_lent(juror, auditor.node_id, state.tree.root, parts, 10)
 
 
 async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> None:
     member, checker = await mesh(1, 2)
-    parts, _, kept = state_of()
+    parts, _, state = state_of()
     with pytest.raises(RequestFailed, match="answers no requests on this topic"):
-        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+        await ask_block(checker, member.node_id, state.tree.root, parts, 0, 10)
     StateShare(member)
     with pytest.raises(RequestRefused):
-        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 10)
+        await ask_block(checker, member.node_id, state.tree.root, parts, 0, 10)
     await member.close()
     with pytest.raises(PeerUnreachable):
-        await ask_block(checker, member.node_id, kept.tree.root, parts, 0, 0.5)
+        await ask_block(checker, member.node_id, state.tree.root, parts, 0, 0.5)
 
 
 @pytest.mark.parametrize("body", [b"", bytes(35), bytes(37), bytes(MAX_REQUEST)])
@@ -179,12 +181,12 @@ async def test_malformed_block_question_is_refused(mesh: Mesh, body: bytes) -> N
 
 async def test_block_index_beyond_last_is_refused(mesh: Mesh) -> None:
     member, checker = await mesh(1, 2)
-    parts, _, kept = state_of()
-    StateShare(member).offer(kept, states=STATES)
+    parts, _, state = state_of()
+    StateShare(member).offer(state, states=STATES)
     for index in (parts.count, (1 << 32) - 1):
         with pytest.raises(RequestRefused):
             await checker.request(
-                member.node_id, TOPIC, question(kept.tree.root, index), 1 << 20, 10
+                member.node_id, TOPIC, question(state.tree.root, index), 1 << 20, 10
             )
     with pytest.raises(IndexError):
-        await ask_block(checker, member.node_id, kept.tree.root, parts, parts.count, 10)
+        await ask_block(checker, member.node_id, state.tree.root, parts, parts.count, 10)

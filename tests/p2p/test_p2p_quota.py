@@ -396,8 +396,8 @@ async def test_unread_answers_are_bounded(opened, rogue, monkeypatch):
         await stream.send().finish()
     await until(lambda: node._requests._untaken[deaf.node_id] == 4 << 20)
     assert len(await other.request(node.node_id, "large", b"", 4 << 20, 10)) == 2 << 20
-    told = [(await read_message(stream.recv(), Reply)).status for stream in streams]
-    assert sorted(told) == [ReplyStatus.OK] * 2 + [ReplyStatus.REFUSED] * 4
+    statuses = [(await read_message(stream.recv(), Reply)).status for stream in streams]
+    assert sorted(statuses) == [ReplyStatus.OK] * 2 + [ReplyStatus.REFUSED] * 4
     connection.close(0, b"")
     await until(lambda: not node._requests._untaken)
 

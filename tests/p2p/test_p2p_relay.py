@@ -33,7 +33,7 @@ class OnlyRelay:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "relay",
     [
         "auto",
         "disabled",
@@ -43,18 +43,18 @@ class OnlyRelay:
         "https://10.0.0.1:443",
     ],
 )
-def test_relay_word_or_url_is_accepted(given: str) -> None:
-    assert relay_named(given) == given
+def test_relay_word_or_url_is_accepted(relay: str) -> None:
+    assert relay_named(relay) == relay
 
 
 @pytest.mark.parametrize(
-    "given",
+    "relay",
     ["", "N0", "relay.example.org", "//relay", "ftp://relay", "https://", "https://:80", "https://r:0", "https://r:70000",
      "https://re lay", "https://relay\n", "https://me@relay", "https://relay/path", "https://relay?a", "http://[::1"],
 )  # fmt: skip
-def test_invalid_relay_is_refused_with_fix(given: str) -> None:
+def test_invalid_relay_is_refused_with_fix(relay: str) -> None:
     with pytest.raises(UsageError) as refused:
-        relay_named(given)
+        relay_named(relay)
     assert "https://" in refused.value.fix
     assert "\n" not in refused.value.message
 
@@ -62,11 +62,11 @@ def test_invalid_relay_is_refused_with_fix(given: str) -> None:
 @pytest.mark.slow  # iroh looks at the network for three seconds before it turns to a relay
 async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> None:
     """The relay is a listener on this machine that answers pings and closes other connections."""
-    asked: list[bytes] = []
+    requests: list[bytes] = []
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        asked.append(await reader.readuntil(b"\r\n\r\n"))
-        if asked[-1].startswith(b"GET /ping"):
+        requests.append(await reader.readuntil(b"\r\n\r\n"))
+        if requests[-1].startswith(b"GET /ping"):
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
             await writer.drain()
         writer.close()
@@ -85,7 +85,7 @@ async def test_endpoint_uses_given_relay_and_peers_connect(tmp_path: Path) -> No
     ]
     try:
         join(nodes)
-        await until(lambda: any(request.startswith(b"GET /relay") for request in asked))
+        await until(lambda: any(request.startswith(b"GET /relay") for request in requests))
         await until(lambda: all(len(node.reachable()) == 1 for node in nodes))
         assert all(
             one in (None, f"{url}/")

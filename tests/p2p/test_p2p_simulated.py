@@ -30,7 +30,7 @@ async def ask(asker: SimTransport, topic: str, expected: type[PeerUnreachable], 
 
 
 def test_refusal_is_not_logged_and_failure_once(caplog):
-    async def story() -> None:
+    async def scenario() -> None:
         first, second = pair()
 
         async def none_now(peer: bytes, body: bytes) -> bytes:
@@ -46,14 +46,14 @@ def test_refusal_is_not_logged_and_failure_once(caplog):
             await ask(second, "broken", RequestFailed, "failed to answer")
             await ask(second, "absent", RequestFailed, "no usable reply")
 
-    run_virtual(story())
+    run_virtual(scenario())
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert len(lines) == 1
     assert "a detail" in lines[0]
 
 
 def test_silent_peer_times_out_at_deadline():
-    async def story() -> float:
+    async def scenario() -> float:
         first, second = pair()
 
         async def never(peer: bytes, body: bytes) -> bytes:
@@ -65,4 +65,4 @@ def test_silent_peer_times_out_at_deadline():
         await ask(second, "silent", PeerUnreachable, "gave no answer on 'silent' within 5.0 s")
         return asyncio.get_running_loop().time() - began
 
-    assert run_virtual(story()) < 6
+    assert run_virtual(scenario()) < 6

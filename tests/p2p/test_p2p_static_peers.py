@@ -56,11 +56,11 @@ def test_too_many_static_peers_are_refused():
 
 
 def test_static_peer_addresses_are_grouped_and_resolved():
-    found = addresses_of(
+    addresses = addresses_of(
         parse_static_peers(f"{KEY}@10.0.0.1:4800,{KEY}@10.0.0.2:4801,{'cd' * 32}@localhost:5")
     )
-    assert found[bytes.fromhex(KEY)] == ("10.0.0.1:4800", "10.0.0.2:4801")
-    assert set(found[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
+    assert addresses[bytes.fromhex(KEY)] == ("10.0.0.1:4800", "10.0.0.2:4801")
+    assert set(addresses[b"\xcd" * 32]) & {"127.0.0.1:5", "[::1]:5"}
 
 
 def test_unknown_static_peer_host_is_refused():

@@ -83,7 +83,7 @@ async def test_two_processes_with_one_key_are_both_told(
 
 
 @pytest.mark.parametrize(
-    ("connected", "saying", "told", "advice"),
+    ("connected", "saying", "warning", "advice"),
     [
         (1, 1, "peer {} says", "Only one peer reports it"),
         (2, 1, "", ""),
@@ -96,7 +96,7 @@ async def test_other_process_warning_needs_two_peers_or_only_one(
     caplog: pytest.LogCaptureFixture,
     connected: int,
     saying: int,
-    told: str,
+    warning: str,
     advice: str,
 ) -> None:
     """Any peer can give this reason when it closes a connection."""
@@ -107,12 +107,12 @@ async def test_other_process_warning_needs_two_peers_or_only_one(
     for connection in dialled[:saying]:
         connection.close(int(Code.DUPLICATE), connection_table.OTHER_PROCESS.encode())
     await until(lambda: len(node.reachable()) == connected - saying)
-    said = [message for message in caplog.messages if "another process" in message]
+    messages = [message for message in caplog.messages if "another process" in message]
     names = sorted(peer.node_id for peer in peers[:saying])
-    assert [message.partition(":")[0] for message in said] == [
-        told.format(*map(short, names))
-    ] * bool(told)
-    assert all(advice in message for message in said)
+    assert [message.partition(":")[0] for message in messages] == [
+        warning.format(*map(short, names))
+    ] * bool(warning)
+    assert all(advice in message for message in messages)
     assert saying > 1 or "Stop one" not in caplog.text
 
 

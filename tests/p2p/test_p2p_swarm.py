@@ -58,11 +58,11 @@ class PieceLiar:
         if topic == LIST_TOPIC:
             return self.hashes
         assert topic == HELD_TOPIC
-        asked = msgspec.msgpack.decode(body, type=HeldQuestion).blobs
+        blobs = msgspec.msgpack.decode(body, type=HeldQuestion).blobs
         width = -(-COUNT // 8)
         status = self.held.to_bytes(width, "little") + bytes(width)
         return msgspec.msgpack.encode(
-            HeldReply(0, [status if listing == self.listing else b"" for _, listing in asked])
+            HeldReply(0, [status if listing == self.listing else b"" for _, listing in blobs])
         )
 
     async def _reply(self, stream: iroh.BiStream, reply: bytes | None) -> None:

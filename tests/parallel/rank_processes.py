@@ -226,7 +226,7 @@ def replica_pair(
     config = config_of(MODELS[model])
     schema = build_schema(config.to_hf(), 3, settings)
     size = PassSize(micro, "on" if recompute else "auto")
-    given: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0}
+    options: dict[str, Any] = {"pass_size": size, "stopwatch": lambda: 0.0}
     weights = any_weights(config, tier)
     alone = Replica(
         schema,
@@ -234,11 +234,11 @@ def replica_pair(
         tier,
         {n: t.clone() for n, t in weights.items()},
         device=ranks.device,
-        **given,
+        **options,
     )
     network = ranks.build(ShardedModel, config.to_hf(), tier)
     return alone, MultiDeviceReplica(
-        network, schema, config, tier, weights, device=torch.device("cpu"), **given
+        network, schema, config, tier, weights, device=torch.device("cpu"), **options
     )
 
 
@@ -251,13 +251,13 @@ def parameter_counts(ranks: Ranks, model: str, tier: int) -> tuple[int, int]:
 
 def gradients(replica: Replica, sequences: Tensor) -> tuple[float, dict[str, Tensor]]:
     loss = float(replica._backward(replica.passes, sequences, threading.Event()))
-    found = {
+    gradients = {
         name: parameter.grad
         for name, parameter in replica.params.items()
         if parameter.grad is not None
     }
     replica.model.zero_grad(set_to_none=True)
-    return loss, found
+    return loss, gradients
 
 
 def apply(replica: Replica, payloads: dict[int, bytes]) -> None:
@@ -305,31 +305,31 @@ def same_gradients(ranks: Ranks, model: str, tier: int) -> None:
     """
     alone, led = replica_pair(ranks, model, tier, 2)
     for count in (2 * ranks.size + 1, 1):
-        (loss, expected), (found_loss, found) = (
+        (loss, expected), (found_loss, led_gradients) = (
             gradients(replica, share(count)) for replica in (alone, led)
         )
         assert found_loss == loss
-        assert found.keys() == expected.keys() == dict(alone.params).keys()
+        assert led_gradients.keys() == expected.keys() == dict(alone.params).keys()
         for name, gradient in expected.items():
-            assert torch.equal(found[name], gradient), name
+            assert torch.equal(led_gradients[name], gradient), name
 
 
 def close_gradients(ranks: Ranks, model: str, tier: int) -> None:
     """Compare gradients of tensor-parallel ranks, which round differently."""
     alone, led = replica_pair(ranks, model, tier, 2)
-    (loss, expected), (found_loss, found) = (
+    (loss, expected), (found_loss, led_gradients) = (
         gradients(replica, share(7)) for replica in (alone, led)
     )
     assert found_loss == pytest.approx(loss, rel=1e-5)
-    assert found.keys() == expected.keys()
+    assert led_gradients.keys() == expected.keys()
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(led_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
         if name.endswith(
             "e_score_correction_bias"
         ):  # how often each expert was chosen; every token counts once
-            assert torch.equal(found[name], gradient)
+            assert torch.equal(led_gradients[name], gradient)
             assert int(gradient.sum()) == 2 * 7 * 15
-        assert bool(found[name].any()) or name.endswith("bias")
+        assert bool(led_gradients[name].any()) or name.endswith("bias")
 
 
 def same_inner_rounds(ranks: Ranks, model: str, tier: int, inner: str, rounds: int = 2) -> None:
@@ -375,7 +375,7 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
     """
     state = alone.optimizer.state()
     read = threading.Event()
-    found = list[bytes]()
+    blocks = list[bytes]()
 
     class Waiting(threading.Event):
         def is_set(self) -> bool:
@@ -383,7 +383,7 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
             return False
 
     def ask() -> None:
-        found.append(led.optimizer.block(place))
+        blocks.append(led.optimizer.block(place))
         read.set()
 
     reader = threading.Thread(target=ask)
@@ -393,7 +393,7 @@ def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, coun
         led.train(share(count), RATE, RATE, Waiting()),
     ]
     reader.join()
-    assert found == [block_of(state, place)]
+    assert blocks == [block_of(state, place)]
     assert results[0].payloads == results[1].payloads
 
 

@@ -44,9 +44,11 @@ def test_sharded_gradients_of_other_models_equal_one_rank(ranks: Ranks, model: s
 def test_sharded_loss_with_masked_labels_equals_one_rank(ranks: Ranks) -> None:
     alone, led = replica_pair(ranks, "llama", 0, 1)
     rows = torch.stack([share(5), share(5).masked_fill(share(5, 1) < 30, -100)], 1)  # [5, 2, 16]
-    (loss, expected), (found_loss, found) = (gradients(replica, rows) for replica in (alone, led))
+    (loss, expected), (found_loss, led_gradients) = (
+        gradients(replica, rows) for replica in (alone, led)
+    )
     assert found_loss == loss
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    assert all(torch.equal(led_gradients[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.slow
@@ -87,11 +89,11 @@ def test_abandoned_share_leaves_no_state(ranks: Ranks) -> None:
 @pytest.mark.parametrize("model", ["llama", "skipping nanogpt", "whole nanogpt", "deepseek"])
 def test_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
     alone, led = replica_pair(ranks, model, 0, 2, recompute=True)
-    (loss, expected), (found_loss, found) = (
+    (loss, expected), (found_loss, led_gradients) = (
         gradients(replica, share(5)) for replica in (alone, led)
     )
     assert found_loss == loss
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    assert all(torch.equal(led_gradients[name], gradient) for name, gradient in expected.items())
 
 
 @pytest.mark.slow
@@ -102,15 +104,15 @@ def test_chunked_logits_give_equal_bits(ranks: Ranks, monkeypatch: pytest.Monkey
     # only in this rank; the other computes all logits at once
     monkeypatch.setattr("aftermath.model.network.LOGITS_AT_ONCE", 64 * 7)
     _, led = replica_pair(ranks, "llama", 0, 2)
-    _, found = gradients(led, share(3))
+    _, led_gradients = gradients(led, share(3))
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
+        torch.testing.assert_close(led_gradients[name], gradient, rtol=1e-4, atol=1e-6, msg=name)
 
 
 @pytest.mark.slow
 def test_rank_holds_only_its_share_of_parameters(ranks: Ranks) -> None:
-    whole, held = parameter_counts(ranks, "llama", 0)
-    assert held == whole // ranks.size  # all sizes are multiples of this
+    whole, per_rank = parameter_counts(ranks, "llama", 0)
+    assert per_rank == whole // ranks.size  # all sizes are multiples of this
 
 
 @pytest.mark.slow

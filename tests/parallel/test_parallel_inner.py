@@ -137,16 +137,16 @@ def test_saved_moments_continue_on_other_ranks(ranks: Ranks, inner: str) -> None
     for number in range(2):
         for replica in (alone, led):
             apply(replica, train_share(replica, number).payloads)
-    kept = led.optimizer.state()
-    assert any(name.startswith("private.") for name in kept)
+    state = led.optimizer.state()
+    assert any(name.startswith("private.") for name in state)
     expected = train_share(alone, 2).payloads
     weights = {name: tensor.detach().clone() for name, tensor in led.params.items()}
     with torch.no_grad():
         _, later = replica_pair(ranks, "llama", 0, 1, inner_settings(inner))
         for name, tensor in weights.items():
             later.params[name].copy_(tensor)
-    later.optimizer.restore(kept)
-    assert bits(later.optimizer.state()) == bits(kept)
+    later.optimizer.restore(state)
+    assert bits(later.optimizer.state()) == bits(state)
     assert train_share(later, 2).payloads == expected
     later.optimizer.reset()
     assert not any(name.startswith("private.") for name in later.optimizer.state())
@@ -228,10 +228,10 @@ def test_rank_holds_only_its_share_of_moments(
     _, led = replica_pair(ranks, "wide", 0, 1, inner_settings(inner))
     train_share(led, 0)
     whole = sum(size for name, size in led.optimizer.sizes().items() if name.startswith("private."))
-    held = sharded_inner(led)
-    first = sum(tensor.nbytes for tensor in held.moments().values())
+    sharded = sharded_inner(led)
+    first = sum(tensor.nbytes for tensor in sharded.moments().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.1)
-    assert not held._before, "the copies of a share that is trained are dropped"
+    assert not sharded._before, "the copies of a share that is trained are dropped"
     assert ranks.reserved == 2 * first, "which is kept free when passes are measured"
 
 

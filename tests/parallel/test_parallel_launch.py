@@ -31,8 +31,8 @@ async def _endless() -> None:
 async def test_idle_rank_that_ends_is_named() -> None:
     with launch_ranks(Mesh((CPU, CPU), 2, 1), 1) as processes:
         os.kill(processes.pids[0], signal.SIGKILL)
-        said = r"rank 1 of this member, on cpu, ended by SIGKILL.*\n.*Restart the member"
-        with pytest.raises(RankLost, match=said):
+        message = r"rank 1 of this member, on cpu, ended by SIGKILL.*\n.*Restart the member"
+        with pytest.raises(RankLost, match=message):
             await processes.while_all_run(_endless())
 
 
@@ -108,10 +108,10 @@ async def test_error_unrelated_to_ranks_is_unchanged(
 @pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="the device is not to be there")
 async def test_rank_that_cannot_start_is_named(capfd: pytest.CaptureFixture[str]) -> None:
-    said = "rank 1 of this member, on cuda:7, ended with status 1"
+    message = "rank 1 of this member, on cuda:7, ended with status 1"
     with (
         launch_ranks(Mesh((CPU, torch.device("cuda:7")), 2, 1), 1) as processes,
-        pytest.raises(RankLost, match=said),
+        pytest.raises(RankLost, match=message),
     ):
         await processes.while_all_run(_endless())
     assert "rank 1 on cuda:7: " in capfd.readouterr().err
@@ -124,9 +124,9 @@ async def test_crashed_rank_prints_its_traceback(capfd: pytest.CaptureFixture[st
         os.kill(processes.pids[0], signal.SIGSEGV)
         with pytest.raises(RankLost, match="rank 1 of this member, on cpu, ended by SIGSEGV"):
             await processes.while_all_run(_endless())
-    said = capfd.readouterr().err
-    assert "Fatal Python error: " in said
-    assert "aftermath/parallel/worker.py" in said
+    stderr = capfd.readouterr().err
+    assert "Fatal Python error: " in stderr
+    assert "aftermath/parallel/worker.py" in stderr
 
 
 def test_launched_ranks_leave_no_process_or_file(

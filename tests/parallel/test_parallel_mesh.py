@@ -86,10 +86,10 @@ def test_mesh_of_missing_devices_is_refused(gpus: None, name: str, data: int, sa
 
 
 def test_multi_device_passes_with_compile_are_refused() -> None:
-    given = TrainSettings(run_id="mine", device="cpu", compile="on")
-    assert device_mesh(given).alone
+    settings = TrainSettings(run_id="mine", device="cpu", compile="on")
+    assert device_mesh(settings).alone
     with pytest.raises(UsageError, match="--compile on does not work with several devices"):
-        device_mesh(replace(given, tensor_parallelism=2))
+        device_mesh(replace(settings, tensor_parallelism=2))
 
 
 def test_ranks_on_one_cpu_share_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,21 +50,23 @@ def ranks_on_gpus(data: int, tensor: int) -> Iterator[Ranks]:
 @pytest.fixture(scope="module", params=[(2, 1), (1, 2)], ids=["data", "tensor"])
 def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Iterator[Ranks]:
     rank_pool.close()
-    with ranks_on_gpus(*request.param) as found:
-        yield found
+    with ranks_on_gpus(*request.param) as group:
+        yield group
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "whole nanogpt", "deepseek"])
 def test_nccl_gradient_and_loss_equal_one_gpu(ranks: Ranks, model: str) -> None:
     alone, led = replica_pair(ranks, model, 1, 2)
     for count in (8, 9, 1):
-        (loss, expected), (found_loss, found) = (
+        (loss, expected), (found_loss, led_gradients) = (
             gradients(replica, share(count)) for replica in (alone, led)
         )
         assert found_loss == pytest.approx(loss, rel=1e-5)
-        assert found.keys() == expected.keys()
+        assert led_gradients.keys() == expected.keys()
         for name, gradient in expected.items():
-            torch.testing.assert_close(found[name], gradient.cpu(), rtol=1e-3, atol=1e-5, msg=name)
+            torch.testing.assert_close(
+                led_gradients[name], gradient.cpu(), rtol=1e-3, atol=1e-5, msg=name
+            )
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -72,13 +74,13 @@ def test_gpu_applies_results_of_ranks_bit_for_bit(ranks: Ranks, name: str) -> No
     alone, led = replica_pair(ranks, "llama", 1, 2, SETTINGS[name])
     before = led.hashes()
     for number in range(3):
-        one, made = (
+        one, led_result = (
             replica.train(share(7, number), RATE, RATE, threading.Event(), travelling=number > 0)
             for replica in (alone, led)
         )
         # inner steps amplify rounding differences
-        assert made.loss == pytest.approx(one.loss, rel=0.02)
+        assert led_result.loss == pytest.approx(one.loss, rel=0.02)
         for replica in (alone, led):
-            apply(replica, made.payloads)
+            apply(replica, led_result.payloads)
         assert alone.hashes() == led.hashes()
     assert led.hashes() != before

@@ -94,8 +94,8 @@ async def test_out_of_memory_on_last_rank_ends_member(
             led.train(share(3 * MICRO * ranks.size), RATE, RATE, threading.Event())
 
         before = led.hashes()
-        said = f"rank {ranks.size - 1} of this member, on cpu, has too little memory.*\\n.*{FIX}"
-        with pytest.raises(OutOfMemory, match=said):
+        message = f"rank {ranks.size - 1} of this member, on cpu, has too little memory.*\\n.*{FIX}"
+        with pytest.raises(OutOfMemory, match=message):
             await processes.while_all_run(train())
         assert led.hashes() == before
     assert f"rank {ranks.size - 1} on cpu: out of memory: " in capfd.readouterr().err
@@ -113,8 +113,8 @@ async def test_out_of_memory_on_first_rank_ends_member(monkeypatch: pytest.Monke
             train_share(led, 1)
 
         before = led.hashes()
-        said = f"rank 0 of this member, on cpu, has too little memory.*\\n.*{FIX}"
-        with pytest.raises(OutOfMemory, match=said) as caught:
+        message = f"rank 0 of this member, on cpu, has too little memory.*\\n.*{FIX}"
+        with pytest.raises(OutOfMemory, match=message) as caught:
             await processes.while_all_run(train())
         assert isinstance(caught.value.__cause__, torch.OutOfMemoryError)
         assert led.hashes() == before

@@ -12,13 +12,13 @@ from parallel.rank_processes import PAIR, TWO, gradients, replica_pair, share
 
 
 def same(ranks: Ranks, alone: Replica, led: Replica) -> None:
-    (loss, expected), (found_loss, found) = (
+    (loss, expected), (found_loss, led_gradients) = (
         gradients(replica, share(7)) for replica in (alone, led)
     )
     exact = {"rtol": 0.0, "atol": 0.0} if ranks.tensor == 1 else {"rtol": 1e-4, "atol": 1e-6}
     assert found_loss == pytest.approx(loss, rel=exact["rtol"] or 1e-15)
     for name, gradient in expected.items():
-        torch.testing.assert_close(found[name], gradient, **exact, msg=name)
+        torch.testing.assert_close(led_gradients[name], gradient, **exact, msg=name)
 
 
 @pytest.mark.slow

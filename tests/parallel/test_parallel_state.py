@@ -75,12 +75,12 @@ def test_large_state_has_one_root_and_blocks_of_all_ranks(
         train_share(replica, 0)
     tree = led.optimizer.tree()
     assert tree.root == alone.optimizer.tree().root
-    kept = state_sharing.copy_state(led.optimizer, tree, states=1)
+    copied_state = state_sharing.copy_state(led.optimizer, tree, states=1)
     state = alone.optimizer.state()
-    assert kept.outline == outline({name: tensor.nbytes for name, tensor in state.items()})
-    assert kept.outline.count == len(tree) > len(state)
-    for place in map(kept.outline.place, range(kept.outline.count)):
-        assert kept.read(place) == led.optimizer.block(place) == block_of(state, place)
+    assert copied_state.outline == outline({name: tensor.nbytes for name, tensor in state.items()})
+    assert copied_state.outline.count == len(tree) > len(state)
+    for place in map(copied_state.outline.place, range(copied_state.outline.count)):
+        assert copied_state.read(place) == led.optimizer.block(place) == block_of(state, place)
 
 
 @pytest.mark.slow
@@ -96,8 +96,8 @@ def test_gpu_shard_state_equals_cpu_state(ranks: Ranks, monkeypatch: pytest.Monk
         for number in range(2):
             assert train_share(led, number).payloads == train_share(alone, number).payloads
         assert isinstance(led.optimizer._result, ShardedFeedback)
-        held = led.optimizer._result._feedback.state_tensors().values()
-        assert {tensor.device for tensor in held} == {gpu}
+        tensors = led.optimizer._result._feedback.state_tensors().values()
+        assert {tensor.device for tensor in tensors} == {gpu}
         of_moments = sharded_inner(led).moments()
         assert {tensor.device for tensor in of_moments.values() if tensor.dim()} == {gpu}
         tree = led.optimizer.tree()
@@ -141,10 +141,10 @@ def test_block_request_during_reset_reads_nothing(ranks: Ranks) -> None:
     alone, led = replica_pair(ranks, "llama", 0, 1, DIGITS)
     train_share(led, 0)
     sizes = {name: size for name, size in led.optimizer.sizes().items() if "residual" not in name}
-    found: dict[str, bytes] = {}
+    blocks: dict[str, bytes] = {}
 
     def ask(name: str) -> None:
-        found[name] = led.optimizer.block(BlockSpan(name, 0, sizes[name]))
+        blocks[name] = led.optimizer.block(BlockSpan(name, 0, sizes[name]))
 
     turn = ranks.turn
     threads = [
@@ -159,7 +159,7 @@ def test_block_request_during_reset_reads_nothing(ranks: Ranks) -> None:
                 threading.Event().wait(0.001)
     for thread in threads:
         thread.join()
-    assert found == dict.fromkeys(sizes, b"")
+    assert blocks == dict.fromkeys(sizes, b"")
     assert train_share(led, 1).payloads == train_share(alone, 1).payloads
 
 
@@ -230,10 +230,10 @@ def test_rank_holds_only_its_share_of_state(ranks: Ranks, monkeypatch: pytest.Mo
     for replica in (alone, led):
         train_share(replica, 0)
     assert isinstance(led, MultiDeviceReplica)
-    held = led.optimizer._result
-    assert isinstance(held, ShardedFeedback)
+    feedback = led.optimizer._result
+    assert isinstance(feedback, ShardedFeedback)
     whole = sum(alone.optimizer.sizes().values())
-    first = sum(tensor.nbytes for tensor in held._feedback.state_tensors().values())
+    first = sum(tensor.nbytes for tensor in feedback._feedback.state_tensors().values())
     assert first * ranks.size == pytest.approx(whole, rel=0.05)
 
 
@@ -242,14 +242,14 @@ def test_rank_holds_only_its_share_of_state(ranks: Ranks, monkeypatch: pytest.Mo
 def test_state_blocks_are_assigned_once_and_evenly(model: str, kind: str) -> None:
     schema = build_schema(config_of(MODELS[model]).to_hf(), 3, SETTINGS[kind])
     for tier, count in itertools.product(range(3), (1, 3, 64)):
-        held = split_blocks(schema.results, tier, count)
+        parts = split_blocks(schema.results, tier, count)
         layouts = {
             level: level_layout(schema.results, level)
             for level in range(tier, schema.results.levels)
         }
         for level, layout in layouts.items():
             for group, of in enumerate(layout.groups):
-                rows = [own for each in held if (own := each.rows.get((level, group))) is not None]
+                rows = [own for each in parts if (own := each.rows.get((level, group))) is not None]
                 ends = list(itertools.accumulate((own.count for own in rows), initial=0))
                 assert [own.first for own in rows] == ends[:-1]
                 assert ends[-1] == of.blocks
@@ -259,7 +259,7 @@ def test_state_blocks_are_assigned_once_and_evenly(model: str, kind: str) -> Non
                     {n: each.layout(n) for n in layouts if each.results.of_level(n)}
                 ).values()
             )
-            for each in held
+            for each in parts
         ]
         assert sum(sizes) == sum(state_sizes(layouts).values())
         rows_of_blocks = (_row(part.blocks) for layout in layouts.values() for part in layout.parts)

@@ -57,12 +57,12 @@ def test_tensor_parallel_gradients_of_other_models_are_close(ranks: Ranks, model
 @on_pair
 @pytest.mark.parametrize("model", ["llama", "whole nanogpt", "deepseek"])
 def test_tensor_parallel_recomputed_layers_give_equal_bits(ranks: Ranks, model: str) -> None:
-    (loss, expected), (found_loss, found) = (
+    (loss, expected), (found_loss, other_gradients) = (
         gradients(replica_pair(ranks, model, 0, 2, recompute=recompute)[1], share(5))
         for recompute in (False, True)
     )
     assert found_loss == loss
-    assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
+    assert all(torch.equal(other_gradients[name], gradient) for name, gradient in expected.items())
 
 
 def drawn(replica: Replica, number: int) -> Trained:
@@ -70,12 +70,12 @@ def drawn(replica: Replica, number: int) -> Trained:
     rounding.
     """
     draws = torch.Generator().manual_seed(number)
-    given = {
+    tensors = {
         name: torch.randn(tensor.shape, generator=draws) for name, tensor in replica.params.items()
     }
 
     def backward(part: Tensor) -> float:
-        for name, gradient in given.items():
+        for name, gradient in tensors.items():
             # so that looking ahead has an effect
             replica.params[name].grad = gradient + replica.params[name].detach().abs()
         return float(len(part))
@@ -97,12 +97,14 @@ def test_cut_layers_take_equal_inner_steps_up_to_rounding(ranks: Ranks, inner: A
     alone, led = replica_pair(
         ranks, "llama", 0, 2, SparseLoCo(inner_steps=2, inner_optimizer=inner, chunk=16, topk=16)
     )
-    one, made = (replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led))
-    assert made.loss == pytest.approx(one.loss, rel=1e-5)
-    expected, found = (replica.optimizer.state() for replica in (alone, led))
-    assert found.keys() == expected.keys()
+    one, led_result = (
+        replica.train(share(4), 1e-4, 1e-4, threading.Event()) for replica in (alone, led)
+    )
+    assert led_result.loss == pytest.approx(one.loss, rel=1e-5)
+    expected, led_state = (replica.optimizer.state() for replica in (alone, led))
+    assert led_state.keys() == expected.keys()
     for name in (name for name in expected if name.startswith("private.")):
-        torch.testing.assert_close(found[name], expected[name], rtol=1e-2, atol=1e-5, msg=name)
+        torch.testing.assert_close(led_state[name], expected[name], rtol=1e-2, atol=1e-5, msg=name)
 
 
 @on_both
@@ -111,7 +113,7 @@ def test_tensor_parallel_rank_holds_its_share_of_matrices(ranks: Ranks, model: s
     """Each rank of a pair also holds the whole tables, head, norms, gates, and parameters that
     heads share.
     """
-    whole, held = parameter_counts(ranks, model, 0)
+    whole, per_rank = parameter_counts(ranks, model, 0)
     shapes = config_of(MODELS[model]).parameter_shapes(0)
     matrices = [
         name
@@ -119,7 +121,7 @@ def test_tensor_parallel_rank_holds_its_share_of_matrices(ranks: Ranks, model: s
         if name.endswith("proj.weight") and not name.endswith("q_a_proj.weight")
     ]
     cut = sum(torch.Size(shapes[name]).numel() for name in matrices)
-    assert held * (ranks.size // ranks.tensor) == whole - cut + cut // ranks.tensor
+    assert per_rank * (ranks.size // ranks.tensor) == whole - cut + cut // ranks.tensor
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def round_commitment(
     run: Scenario, result: int = 1, index: int = LIAR, **changed: Any
 ) -> Commitment:
     """Return the member's commitment for the run's current round."""
-    found = commitment(run.run_id, run.run.round_id, run.seat_of(index), index, result)
-    return msgspec.structs.replace(found, **changed)
+    result_commitment = commitment(run.run_id, run.run.round_id, run.seat_of(index), index, result)
+    return msgspec.structs.replace(result_commitment, **changed)
 
 
 def sign(message: Commitment | Ready, index: int = LIAR) -> Signed:

@@ -291,8 +291,8 @@ class World:
         return Transaction.populate(message, [Signature.from_bytes(new)] * needed)
 
     def snapshot(self) -> Snapshot:
-        found = {key: self.svm.get_account(key) or NOTHING for key in self.machine.original}
-        accounts = {key: account for key, account in found.items() if not account.executable}
+        snapshot = {key: self.svm.get_account(key) or NOTHING for key in self.machine.original}
+        accounts = {key: account for key, account in snapshot.items() if not account.executable}
         return Snapshot(accounts, self.now, self.slot)
 
     def load(self, snapshot: Snapshot) -> None:
@@ -316,9 +316,10 @@ class World:
             self.airdrop(key, RICH)
 
     def airdrop(self, key: Pubkey, lamports: int) -> None:
-        found = self.svm.get_account(key) or NOTHING
+        account = self.svm.get_account(key) or NOTHING
         self.set_account(
-            key, Account(found.lamports + lamports, found.data, found.owner, found.executable)
+            key,
+            Account(account.lamports + lamports, account.data, account.owner, account.executable),
         )
 
     def record(self, name: str, run_id: str) -> np.ndarray[Any, Any]:

@@ -21,7 +21,7 @@ from programs.oracle_records import (
     UNATTESTED,
     UNKNOWN,
     WAITS,
-    Named,
+    NamedCheckpoint,
     OracleCase,
     OracleMembership,
     Refusal,
@@ -45,16 +45,16 @@ class Oracle(Transitions):
         require(not self.halted, "RunHalted")
         require(tier < self.levels, "TierOutOfRange")
         require(weight >= 1, "WeightZero")
-        held = self.memberships.get(wallet)
-        if held is None:
+        membership = self.memberships.get(wallet)
+        if membership is None:
             raise Refusal("NotEnrolled")
         number = self.find(wallet)
         lost = number is not None and self.members[number].forfeited
-        require(not held.barred, "Barred")
-        require(held.enrolled, "NotEnrolled")
-        require((0 if lost else held.bond) >= self.config.join_bond, "BondTooLow")
+        require(not membership.barred, "Barred")
+        require(membership.enrolled, "NotEnrolled")
+        require((0 if lost else membership.bond) >= self.config.join_bond, "BondTooLow")
         if number is not None:
-            self._settle_seat(self.members[number], held)
+            self._settle_seat(self.members[number], membership)
         awaited_others = self._newcomers_alone(self.waiting)
         number = self._claim(wallet)
         seat = self.members[number]
@@ -85,22 +85,22 @@ class Oracle(Transitions):
         """Return whether the wallet may join: it is enrolled with the required bond, or barred,
         which is checked later.
         """
-        held = self.memberships.get(wallet)
+        membership = self.memberships.get(wallet)
         number = self.find(wallet)
         lost = number is not None and self.members[number].forfeited
         paid = (
-            held is not None
-            and held.enrolled
-            and (0 if lost else held.bond) >= self.config.join_bond
+            membership is not None
+            and membership.enrolled
+            and (0 if lost else membership.bond) >= self.config.join_bond
         )
-        return paid or (held is not None and held.barred)
+        return paid or (membership is not None and membership.barred)
 
     def enroll(self, wallet: int, max_bond: int) -> None:
         require(self.config.join_bond <= max_bond, "BondAboveLimit")
-        held = self.memberships.get(wallet, OracleMembership())
-        require(not held.barred, "Barred")
-        self.memberships[wallet] = held
-        held.enrolled, held.bond = True, max(held.bond, self.config.join_bond)
+        membership = self.memberships.get(wallet, OracleMembership())
+        require(not membership.barred, "Barred")
+        self.memberships[wallet] = membership
+        membership.enrolled, membership.bond = True, max(membership.bond, self.config.join_bond)
 
     def settle(self, wallet: int) -> None:
         """Settle the membership of this wallet. Anyone may send it."""
@@ -113,25 +113,25 @@ class Oracle(Transitions):
         self.memberships[wallet].forfeited = 0
 
     def withdraw(self, wallet: int) -> None:
-        held = self.memberships.get(wallet)
-        if held is None:
+        membership = self.memberships.get(wallet)
+        if membership is None:
             raise Refusal("AccountDataTooSmall")
-        require(held.enrolled, "Barred" if held.own else "NotOwnMembership")
+        require(membership.enrolled, "Barred" if membership.own else "NotOwnMembership")
         number = self.find(wallet)
         if number is not None:
             seat = self.members[number]
             require(seat.state is MemberState.IDLE and seat.wish != WAITS, "StillBound")
-            self._settle_seat(seat, held)
+            self._settle_seat(seat, membership)
             self.members[number] = Seat(NOBODY)
             self.finishers &= ~(1 << number)
-        held.bond = 0
-        held.forfeited = 0
-        held.enrolled = False
-        if not held.barred:
+        membership.bond = 0
+        membership.forfeited = 0
+        membership.enrolled = False
+        if not membership.barred:
             del self.memberships[wallet]
 
     def leave_run(self, wallet: int, at: RoundId) -> None:
-        require(any(self.named(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
+        require(any(self.is_round(at, back) for back in range(STORED_ROUNDS)), "StaleHeight")
         number = self.find(wallet)
         if number is None:
             raise Refusal("NotAMember")
@@ -150,8 +150,8 @@ class Oracle(Transitions):
 
     def warmup_witness(self, wallet: int, number: int, at: RoundId) -> None:
         require(self.state is RunState.WARMUP, "WrongState")
-        require(not self.seed_slot and self.named(at, 0), "StaleHeight")
-        self._own(number, wallet)
+        require(not self.seed_slot and self.is_round(at, 0), "StaleHeight")
+        self._require_own_seat(number, wallet)
         require(
             number in self.witnesses() and bitmap.contains(self.round.roster, number), "NotElected"
         )
@@ -159,27 +159,29 @@ class Oracle(Transitions):
         self.round.ready |= 1 << number
         self._follow()
 
-    def witness(self, wallet: int, number: int, at: RoundId, held: Mapping[int, int]) -> None:
+    def witness(self, wallet: int, number: int, at: RoundId, results: Mapping[int, int]) -> None:
         require(self.state.training, "WrongState")
-        require(self.named(at, 0), "StaleHeight")
-        self._own(number, wallet)
+        require(self.is_round(at, 0), "StaleHeight")
+        self._require_own_seat(number, wallet)
         require(number in self.witnesses(), "NotElected")
         require(not bitmap.contains(self.round.voters, number), "DuplicateWitness")
         judged = self.judged_by(self.round)
-        require(not bitmap.from_seats(held) & ~(judged.roster if judged else 0), "BadParticipation")
+        require(
+            not bitmap.from_seats(results) & ~(judged.roster if judged else 0), "BadParticipation"
+        )
         if not self.round.votes:
             self.judge()
-        self.round.votes.append(Vote(number, dict(held)))
+        self.round.votes.append(Vote(number, dict(results)))
         self._follow()
 
     def verify(self, wallet: int, number: int, at: RoundId, target: int, mismatch: bool) -> None:
         require(self.state.active, "WrongState")
         case = next((one for one in self.open_cases() if self._is_about(one, at, target)), None)
-        backs = (back for back in range(1, STORED_ROUNDS) if self.named(at, back))
+        backs = (back for back in range(1, STORED_ROUNDS) if self.is_round(at, back))
         round = self._past(next(backs, STORED_ROUNDS))
         audits = self.audits(round) if round else None
         require(case is not None or audits is not None, "StaleHeight")
-        self._own(number, wallet)
+        self._require_own_seat(number, wallet)
         if case is None:
             assert round is not None
             assert audits is not None
@@ -212,8 +214,8 @@ class Oracle(Transitions):
         self._follow()
 
     def _is_about(self, case: OracleCase, at: RoundId, target: int) -> bool:
-        named = RoundId(self.epoch, case.round.height, case.round.seed or 0)
-        return case.target == target and named == at
+        round_id = RoundId(self.epoch, case.round.height, case.round.seed or 0)
+        return case.target == target and round_id == at
 
     def prove_equivocation(self, wallet: int, number: int, same: bool) -> None:
         """Submit two results of a seat in the current round, or one result twice, signed by that
@@ -231,22 +233,22 @@ class Oracle(Transitions):
 
     def attest(self, wallet: int, number: int, at: RoundId, hashes: Mapping[int, bytes]) -> None:
         require(self.state is RunState.COOLDOWN, "WrongState")
-        require(self.named(at, 0), "StaleHeight")
+        require(self.is_round(at, 0), "StaleHeight")
         require(bool(hashes), "HashesInvalid")
-        self._own(number, wallet)
+        self._require_own_seat(number, wallet)
         require(bitmap.contains(self.proven, number), "NotElected")
-        asked = {level: self.electees(level) for level in range(self.levels)}
+        electees = {level: self.electees(level) for level in range(self.levels)}
         counted = []
         for level in sorted(hashes):
             require(hashes[level] not in (UNKNOWN, UNATTESTED), "HashesInvalid")
-            if number in asked.get(level, ()):
+            if number in electees.get(level, ()):
                 require(number not in self.statements[level], "DuplicateWitness")
                 counted.append(level)
         require(bool(counted), "NotElected")
         for level in counted:
             self.statements[level][number] = hashes[level]
             agreeing = sum(one == hashes[level] for one in self.statements[level].values())
-            if not self.known.attested >> level & 1 and agreeing >= quorum(len(asked[level])):
+            if not self.known.attested >> level & 1 and agreeing >= quorum(len(electees[level])):
                 self._record(level, hashes[level])
         self._follow()
 
@@ -292,15 +294,15 @@ class Oracle(Transitions):
         known = self.known
         same = known.step == self.durable.step and turn < self.durable.turn
         require(known.step > self.durable.step or same, "CheckpointNotNewer")
-        self._name(Named(known.hashes, known.step, known.data_index, turn))
+        self._name(NamedCheckpoint(known.hashes, known.step, known.data_index, turn))
         self._follow()
 
-    def _name(self, named: Named) -> None:
+    def _name(self, checkpoint: NamedCheckpoint) -> None:
         """Record a checkpoint. Keep at most two of one step."""
         before = self.earlier[0].step if self.earlier[0] else 0
-        if not named.step == self.durable.step == before:
+        if not checkpoint.step == self.durable.step == before:
             self.earlier = [None, *self.earlier[:-1]]
-        self.earlier[0], self.durable = self.durable, named
+        self.earlier[0], self.durable = self.durable, checkpoint
 
     def _turn(self, number: int) -> int:
         over = (
@@ -373,11 +375,14 @@ class Oracle(Transitions):
 
     def kick(self, wallet: int, barred: bool) -> None:
         number = self.find(wallet)
-        held = self.memberships.get(wallet)
-        require(barred or number is not None or (held is not None and held.barred), "NotAMember")
-        held = self.memberships.setdefault(wallet, OracleMembership(own=False))
-        held.barred = barred
-        if not held.enrolled and not barred:
+        membership = self.memberships.get(wallet)
+        require(
+            barred or number is not None or (membership is not None and membership.barred),
+            "NotAMember",
+        )
+        membership = self.memberships.setdefault(wallet, OracleMembership(own=False))
+        membership.barred = barred
+        if not membership.enrolled and not barred:
             del self.memberships[wallet]
         if number is None:
             return

@@ -23,7 +23,7 @@ from aftermath.rules.run import FINGERPRINT_BYTES, Config, RoundId
 from programs import evidence
 from programs.harness import PROGRAM, START, World, encode, instruction_of
 from programs.oracle import Oracle
-from programs.oracle_records import NOBODY, UNKNOWN, Named, OracleMembership, Refusal
+from programs.oracle_records import NOBODY, UNKNOWN, NamedCheckpoint, OracleMembership, Refusal
 from programs.scenario import SCHEMA, Scenario, wallet
 
 LEVELS = 3
@@ -62,8 +62,8 @@ def _opened(config: tuple[tuple[str, int], ...]) -> tuple[Scenario, dict[Pubkey,
         run.enroll(index).ok()
     keys = [run.accounts[name] for name in ("run", "model", "members", "witnesses")]
     keys += [_membership(run, index) for index in range(WALLETS)]
-    found = {key: world.svm.get_account(key) for key in keys}
-    return run, {key: account for key, account in found.items() if account is not None}
+    accounts = {key: world.svm.get_account(key) for key in keys}
+    return run, {key: account for key, account in accounts.items() if account is not None}
 
 
 @cache
@@ -97,13 +97,13 @@ def _fixed(run: Scenario, name: str, index: int | None) -> tuple[bytes, list[Acc
     return bytes(spec["discriminator"]), metas
 
 
-def _fingerprints(held: Mapping[int, int]) -> bytes:
+def _fingerprints(results: Mapping[int, int]) -> bytes:
     """Return a fingerprint field in which small numbers stand for results.
 
     All seats are below 64.
     """
     field = 0
-    for seat, result in held.items():
+    for seat, result in results.items():
         for bit in bitmap.seats(result):
             field |= 1 << (seat + 64 * bit)
     return field.to_bytes(FINGERPRINT_BYTES, "little")
@@ -188,16 +188,16 @@ class Comparison:
     def ready(self, index: int, seat: int, at: RoundId) -> bool:
         return self._send("warmup_witness", index, bytes([seat]) + _PLACE.pack(*at), (seat, at))
 
-    def witness(self, index: int, seat: int, at: RoundId, held: Mapping[int, int]) -> bool:
-        mask = bitmap.to_bytes(bitmap.from_seats(held))
+    def witness(self, index: int, seat: int, at: RoundId, results: Mapping[int, int]) -> bool:
+        mask = bitmap.to_bytes(bitmap.from_seats(results))
         data = (
             bytes([seat])
             + _PLACE.pack(*at)
             + mask
-            + _fingerprints(held)
+            + _fingerprints(results)
             + struct.pack("<IIII", 1, 1, 1, 1)
         )
-        return self._send("witness", index, data, (seat, at, held))
+        return self._send("witness", index, data, (seat, at, results))
 
     def verify(self, index: int, seat: int, at: RoundId, target: int, mismatch: bool) -> bool:
         data = bytes([seat]) + _PLACE.pack(*at) + bytes([target, mismatch])
@@ -275,8 +275,10 @@ class Comparison:
 
     def _sponsor(self, index: int) -> Pubkey:
         """Return who paid for a wallet's membership, or would pay for a bar without one."""
-        held = self.oracle.memberships.get(index)
-        return wallet(index) if held and held.own else self.scenario.accounts["authority"]
+        membership = self.oracle.memberships.get(index)
+        return (
+            wallet(index) if membership and membership.own else self.scenario.accounts["authority"]
+        )
 
     def _encoded(self, name: str, params: Mapping[str, Any]) -> bytes:
         return encode(instruction_of(PROGRAM, name)["args"][0]["type"], params, PROGRAM)
@@ -474,37 +476,37 @@ class Comparison:
         """Return whether a seat is established, judges and is proven, and in an epoch its level
         score.
         """
-        shown = 0
+        score = 0
         if self.oracle.counts(number):
-            shown = (
+            score = (
                 sum(bitmap.contains(plane, number) << bit for bit, plane in enumerate(planes)) - 64
             )
-        return *(bitmap.contains(one, number) for one in sets), shown
+        return *(bitmap.contains(one, number) for one in sets), score
 
     def _memberships_of(self) -> dict[int, OracleMembership]:
         """Return each wallet's record. Check that its account holds the recorded lamports."""
-        found = {}
+        memberships = {}
         rent = _rent()
         for index in range(WALLETS):
             account = self.world.svm.get_account(_membership(self.scenario, index))
             if account is None or not account.data:
                 continue
-            held = found[index] = _held(index, bytes(account.data))
-            assert account.lamports == rent + held.bond + held.forfeited, (
+            membership = memberships[index] = _held(index, bytes(account.data))
+            assert account.lamports == rent + membership.bond + membership.forfeited, (
                 f"wallet {index}: {account.lamports}"
             )
-        return found
+        return memberships
 
     def _cases(self) -> list[tuple[Any, ...]]:
         us = self.oracle
-        found = [
+        cases = [
             (
                 one.round.height, one.round.seed, one.opened, one.target, one.auditor, bitmap.from_seats(one.jury),
                 one.against(True), one.against(False), tuple(one.sequences),
             )
             for one in (us.open_cases() if us.state.active else ())
         ]  # fmt: skip
-        return sorted(found)
+        return sorted(cases)
 
     def _cases_of(self) -> list[tuple[Any, ...]]:
         if not (self.oracle.state.active and self.oracle.config.verification_percent):
@@ -527,11 +529,11 @@ class Comparison:
         return sorted(tuple(getattr(one, name) for name in names) for one in cases)
 
     def _model(self) -> tuple[Any, ...]:
-        named = self.oracle.durable
-        none = Named((UNKNOWN,) * LEVELS, 0, 0)
+        checkpoint = self.oracle.durable
+        none = NamedCheckpoint((UNKNOWN,) * LEVELS, 0, 0)
         before = [one or none for one in self.oracle.earlier]
         earlier = [(one.hashes, one.step, one.data_index) for one in before]
-        return named.hashes, named.step, named.data_index, named.turn, earlier
+        return checkpoint.hashes, checkpoint.step, checkpoint.data_index, checkpoint.turn, earlier
 
     def _model_of(self) -> tuple[Any, ...]:
         model = layout.coordinator_account("Model").read(

@@ -157,7 +157,7 @@ class Knowledge:
 
 
 @dataclass(frozen=True)
-class Named:
+class NamedCheckpoint:
     """A recorded durable checkpoint."""
 
     hashes: tuple[bytes, ...]
@@ -172,23 +172,23 @@ def numbers(intervals: Iterable[Interval]) -> set[int]:
 
 def runs_of(numbers: Iterable[int]) -> list[Interval]:
     """Return the intervals that a set of numbers consists of."""
-    found: list[Interval] = []
+    runs: list[Interval] = []
     for number in sorted(numbers):
-        if found and found[-1].stop == number:
-            found[-1] = Interval(found[-1].start, found[-1].len + 1)
+        if runs and runs[-1].stop == number:
+            runs[-1] = Interval(runs[-1].start, runs[-1].len + 1)
         else:
-            found.append(Interval(number, 1))
-    return found
+            runs.append(Interval(number, 1))
+    return runs
 
 
 def behind(batch: Iterable[Interval], places: set[int]) -> list[Interval]:
     """Return the sequences at these positions of a batch, as intervals of its pieces."""
-    found = []
+    intervals = []
     first = 0
     for piece in batch:
         here = {
             piece.start + place - first for place in places if first <= place < first + piece.len
         }
-        found += runs_of(here)
+        intervals += runs_of(here)
         first += piece.len
-    return found
+    return intervals

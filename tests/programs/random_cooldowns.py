@@ -93,10 +93,10 @@ class Drawn:
 
     def attesters(self) -> list[int]:
         """Return the seats that may attest a level."""
-        asked = {seat for electees in self.committees for seat in electees}
+        all_electees = {seat for electees in self.committees for seat in electees}
         return [
             seat
-            for seat in sorted(asked)
+            for seat in sorted(all_electees)
             if bitmap.contains(self.members.proven & self.members.healthy, seat)
         ]
 
@@ -121,11 +121,11 @@ class Drawn:
     def stated_hashes(self) -> list[dict[int, bytes]]:
         """Return the hashes stated for each level, by position in its committee."""
         pairs = zip(self.statements, self.committees, strict=True)
-        found = [
+        by_place = [
             {electees.index(seat): one for seat, one in hashes.items()}
             for hashes, electees in pairs
         ]
-        return found + [{} for _ in range(MAX_LEVELS - len(found))]
+        return by_place + [{} for _ in range(MAX_LEVELS - len(by_place))]
 
     def end(self) -> int:
         """Attest what is undisputed when the time is up. Return the mask of the unknown levels."""
@@ -134,8 +134,8 @@ class Drawn:
             zip(self.statements, self.committees, strict=True)
         ):
             gone = [seat for seat in electees if not bitmap.contains(self.members.healthy, seat)]
-            shown = bitmap.contains(self.run.levels_established, level)
-            new = shown and not all(
+            is_established = bitmap.contains(self.run.levels_established, level)
+            new = is_established and not all(
                 bitmap.contains(self.members.established, seat) for seat in hashes
             )
             missed = any(seat not in hashes for seat in gone)
@@ -158,8 +158,8 @@ class Drawn:
         if unknown == every:
             return ModelSource.CHECKPOINT, DURABLE[: self.run.levels], every
         back = {level: DURABLE[level] for level in bitmap.seats(unknown)}
-        found = dict(enumerate(self.run.level_hashes)) | self.attested | back
-        hashes = tuple(found[level] for level in range(self.run.levels))
+        known_hashes = dict(enumerate(self.run.level_hashes)) | self.attested | back
+        hashes = tuple(known_hashes[level] for level in range(self.run.levels))
         return ModelSource.PEERS, hashes, bitmap.from_seats(self.attested) | unknown
 
 
@@ -183,7 +183,7 @@ class Cooldowns:
         judged = rng.randint(1, last + 1) if rng.random() < 0.9 else 0
         seats = np.zeros(SEATS, self.blank["Members"].dtype["seats"].base)
         sets = Sets()
-        shown = [BALANCED] * SEATS
+        scores = [BALANCED] * SEATS
         chance = {name: rng.choice(values) for name, values in CHANCES.items()}
         tiers = rng.choice(
             [range(levels), [rng.randrange(levels)], [0, levels - 1], [0, *[levels - 1] * 9]]
@@ -209,8 +209,8 @@ class Cooldowns:
                     established=judge,
                     proven=proven,
                 )
-                shown[seat] -= rng.randint(0, not proven and not judge)
-        return self._written(levels, (last, judged), (sets, shown), seats)
+                scores[seat] -= rng.randint(0, not proven and not judge)
+        return self._written(levels, (last, judged), (sets, scores), seats)
 
     def _seat(self, seat: int, tier: int) -> Any:
         record = np.zeros(1, self.blank["Members"].dtype["seats"].base)[0]
@@ -239,10 +239,16 @@ class Cooldowns:
         ejected = state is MemberState.EJECTED
         keeps = not ejected or late or rng.random() < 0.3
         judge = rng.random() < chance["judge"]
-        kept = judge and keeps and (state is not MemberState.DROPPED or rng.random() < 0.7)
+        stays = judge and keeps and (state is not MemberState.DROPPED or rng.random() < 0.7)
         proven = keeps and judged > 0 and not early and rng.random() < chance["proven"]
         self._put(
-            sets, seat, began=True, judges=judge, established=kept, proven=proven, forfeited=ejected
+            sets,
+            seat,
+            began=True,
+            judges=judge,
+            established=stays,
+            proven=proven,
+            forfeited=ejected,
         )
 
     def _put(self, sets: Sets, seat: int, **where: bool) -> None:
@@ -253,7 +259,7 @@ class Cooldowns:
         self, levels: int, counts: tuple[int, int], who: tuple[Sets, list[int]], seats: Any
     ) -> Drawn:
         (last, judged) = counts
-        (sets, shown) = who
+        (sets, scores) = who
         there = [
             seat
             for seat in bitmap.seats(sets.judges)
@@ -286,7 +292,7 @@ class Cooldowns:
         for name in ("proven", "judges", "healthy", "established", "forfeited"):
             members[name][0] = bitmap.to_bytes(getattr(sets, name))
         for bit in range(members["shown"].shape[1]):
-            plane = bitmap.from_seats(seat for seat, count in enumerate(shown) if count >> bit & 1)
+            plane = bitmap.from_seats(seat for seat, count in enumerate(scores) if count >> bit & 1)
             members["shown"][0][bit] = bitmap.to_bytes(plane)
         records = {
             "Run": run,

@@ -174,24 +174,24 @@ class Scenario:
         )
 
     def _keys(
-        self, name: str, args: Sequence[Any], given: Mapping[str, Pubkey]
+        self, name: str, args: Sequence[Any], overrides: Mapping[str, Pubkey]
     ) -> dict[str, Pubkey]:
         """Return all accounts that an instruction may name.
 
         The membership is the sender's, or that of the kicked wallet.
         """
-        keys = self.accounts | dict(given)
+        keys = self.accounts | dict(overrides)
         wallet = args[0] if name == "kick" else keys.get("user")
         takes = any(
             entry["name"] == "membership" for entry in instruction_of(PROGRAM, name)["accounts"]
         )
-        if "membership" in given:
-            return {"evicted": given["membership"], "sponsor": keys["authority"]} | keys
+        if "membership" in overrides:
+            return {"evicted": overrides["membership"], "sponsor": keys["authority"]} | keys
         if not takes or wallet is None:
             return keys
         own = self.membership_key(wallet)
-        held = self.world.data(own)
-        sponsor = Pubkey(views.parse_membership(held).sponsor) if held else keys["authority"]
+        data = self.world.data(own)
+        sponsor = Pubkey(views.parse_membership(data).sponsor) if data else keys["authority"]
         return {"membership": own, "evicted": own, "sponsor": sponsor} | keys
 
     def membership_key(self, wallet: Pubkey) -> Pubkey:
@@ -199,8 +199,8 @@ class Scenario:
 
     def membership(self, index: int) -> Membership | None:
         """Return the membership of a member."""
-        held = self.world.data(self.membership_key(wallet(index)))
-        return views.parse_membership(held) if held else None
+        data = self.world.data(self.membership_key(wallet(index)))
+        return views.parse_membership(data) if data else None
 
     def _placed(self, name: str, args: Sequence[Any]) -> list[Any]:
         """Return the arguments with the round that a vote names: the current one, or the one at a
@@ -215,8 +215,10 @@ class Scenario:
         if len(placed) < len(names):
             placed.insert(where, run.round_id)
         if isinstance(placed[where], int):
-            found = run.round(placed[where])
-            placed[where] = RoundId(run.epoch, placed[where], found.seed if found else 0)
+            placed_round = run.round(placed[where])
+            placed[where] = RoundId(
+                run.epoch, placed[where], placed_round.seed if placed_round else 0
+            )
         placed[where] = placed[where]._asdict()
         return placed
 
@@ -353,16 +355,16 @@ class Scenario:
             self.world.advance(run.config.min_round_time)
         judged = run.round(run.config.judged(current.height))
         roster = judged.roster if judged else 0
-        seen = roster if participation is None else participation
+        mask = roster if participation is None else participation
         fingerprints = bytes(320)
         if results is not None:
-            seen = bitmap.from_seats(results)
+            mask = bitmap.from_seats(results)
             fingerprints = pack_fingerprints(results, roster, current.salt)
         seat = forged.get("seat", self.seat_of(index))
         at = forged.get("at", run.round_id)
         metadata = {"step": current.step, "loss_milli": 1, "tokens_per_sec": 1, "bytes_per_sec": 1}
         return self.by(
-            index, "witness", seat, at, seen.to_bytes(32, "little"), fingerprints, metadata
+            index, "witness", seat, at, mask.to_bytes(32, "little"), fingerprints, metadata
         )
 
     def elected(self) -> list[int]:

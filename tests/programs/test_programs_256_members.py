@@ -62,8 +62,8 @@ def test_epoch_of_256_members_completes(full_run: Scenario) -> None:
         levels = committee.levels_to_attest(state, members, seat)
         assert full_run.attest(seat, {level: HASHES[level] for level in levels}).ok().units <= GOAL
     assert full_run.run.levels_attested == 0b111
-    named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
-    assert full_run.by(0, "checkpoint", named).ok().units <= GOAL
+    checkpoint = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
+    assert full_run.by(0, "checkpoint", checkpoint).ok().units <= GOAL
     state = full_run.run
     assert (state.state, state.epoch, state.finishers) == (
         RunState.WAITING_FOR_MEMBERS,
@@ -77,15 +77,15 @@ def test_epoch_of_256_members_completes(full_run: Scenario) -> None:
 def test_data_of_silent_members_returns(full_run: Scenario) -> None:
     rng = random.Random(1)
     silent = set(rng.sample(range(256), 85))
-    heard = bitmap.from_seats(seat for seat in range(256) if seat not in silent)
+    participation = bitmap.from_seats(seat for seat in range(256) if seat not in silent)
     full_run.witness_round()
     first = full_run.run.rounds[0]
     fresh = full_run.run.current.data_index + 4096
     for index in full_run.elected():
-        assert full_run.witness(index, heard).ok().units <= GOAL
+        assert full_run.witness(index, participation).ok().units <= GOAL
     state = full_run.run
     shares = assignment.assign(first, full_run.members)
-    settled = backlog.settle(backlog.Backlog(), first, shares, heard)
+    settled = backlog.settle(backlog.Backlog(), first, shares, participation)
     redo, left = settled.backlog.take(4096)
     assert len(redo) == REDO
     assert state.current.redo == redo
@@ -96,7 +96,7 @@ def test_data_of_silent_members_returns(full_run: Scenario) -> None:
     )
     assert state.data_index == fresh + 4096 - state.current.redone
     owed_nothing = bitmap.from_seats(seat for seat, share in shares.items() if share.len == 0)
-    assert state.rounds[1].attested == heard | owed_nothing
+    assert state.rounds[1].attested == participation | owed_nothing
     missing = [seat for seat in range(256) if not bitmap.contains(state.rounds[1].attested, seat)]
     assert (
         full_run.by(0 if 0 not in missing else 1, "health_check", full_run.names(missing))
@@ -174,10 +174,10 @@ def test_disagreeing_witnesses_are_counted(full_run: Scenario) -> None:
     full_run.witness_round()
     votes = [0] * 256
     for index in full_run.elected():
-        seen = sum(1 << seat for seat in range(256) if rng.random() < seat / 256)
+        participation = sum(1 << seat for seat in range(256) if rng.random() < seat / 256)
         for seat in range(256):
-            votes[seat] += seen >> seat & 1
-        assert full_run.witness(index, seen).ok().units <= 60_000
+            votes[seat] += participation >> seat & 1
+        assert full_run.witness(index, participation).ok().units <= 60_000
     state = full_run.run
     shares = assignment.assign(state.rounds[0], full_run.members)
     expected = bitmap.from_seats(

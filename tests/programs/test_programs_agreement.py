@@ -38,10 +38,10 @@ def test_equivocated_result_returns_to_backlog(
     closed = run.run.round(attesting)
     assert closed is not None
     assert closed.attestations == 4
-    found = run.world.record("Witnesses", run.run_id)["rounds"][0, run.run.ring(attesting)][
+    attested_bits = run.world.record("Witnesses", run.run_id)["rounds"][0, run.run.ring(attesting)][
         "attestations"
     ]["participation"][:4]
-    assert {bytes(one)[0] for one in found} == {0b1111}  # all witnesses recorded a delivery
+    assert {bytes(one)[0] for one in attested_bits} == {0b1111}  # all witnesses recorded a delivery
     share = assignment.assign(judged, run.members)[liar]
     again = [*run.backlog, *run.run.current.redo]
     waiting = {index for interval in again for index in range(interval.start, interval.stop)}

@@ -24,16 +24,16 @@ def _fill(run: Scenario, places: int) -> None:
     """Put this number of intervals, of seven sequences each, into the backlog."""
     witnesses = run.world.record("Witnesses", "test")
     state = run.world.record("Run", "test")
-    kept = witnesses["backlog"][0]
-    kept["intervals"]["start"][:places] = 10_000 + 100 * np.arange(places)
-    kept["intervals"]["len"][:places] = 7
-    kept["count"] = places
+    backlog = witnesses["backlog"][0]
+    backlog["intervals"]["start"][:places] = 10_000 + 100 * np.arange(places)
+    backlog["intervals"]["len"][:places] = 7
+    backlog["count"] = places
     state["backlog"] = 7 * places
     state["data_index"] = 10_000 + 100 * places
     current = state["rounds"][0][int(state["head"][0])]
     # the current round has the last sequences
     current["data_index"] = int(state["data_index"][0]) - int(current["batch"])
-    witnesses["backlog"][0] = kept
+    witnesses["backlog"][0] = backlog
     run.world.store("Witnesses", "test", witnesses)
     run.world.store("Run", "test", state)
 
@@ -57,9 +57,11 @@ def test_silent_third_of_members_loses_no_sequence(world: World) -> None:
         shares = assignment.assign(judged, run.members)
         for seat, share in shares.items():
             if bitmap.contains(closed.attested, seat):
-                done = {index for span in assignment.sequences(judged, share) for index in span}
-                assert not done & trained
-                trained |= done
+                sequences = {
+                    index for span in assignment.sequences(judged, share) for index in span
+                }
+                assert not sequences & trained
+                trained |= sequences
     state = run.run
     assert (state.state, state.lost_sequences) == (RunState.COOLDOWN, 0)
     waiting = {index for one in run.backlog for index in range(one.start, one.stop)}
@@ -171,11 +173,11 @@ def test_random_intervals_stay_sorted_and_joined(world: World) -> None:
     predicted = backlog.Backlog()
     while run.run.state.training:
         round_ = run.run.current
-        heard = sum(1 << seat for seat in range(20) if rng.random() < 0.6)
+        participation = sum(1 << seat for seat in range(20) if rng.random() < 0.6)
         shares = assignment.assign(round_, run.members)
-        settled = backlog.settle(predicted, round_, shares, heard)
+        settled = backlog.settle(predicted, round_, shares, participation)
         step = run.run.step
-        run.witness_round(participation=heard)
+        run.witness_round(participation=participation)
         assert run.run.step == step + settled.worked
         predicted = settled.backlog
         if run.run.state.training:

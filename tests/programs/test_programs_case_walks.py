@@ -58,10 +58,10 @@ class CaseWalk:
         at = self.comparison.place
         judged = us.judged_by(us.round)
         silent = self.rng.choice([None, None, self.rng.randrange(WALLETS)])
-        held = {seat: 1 for seat in judged.members if seat != silent} if judged else {}
+        results = {seat: 1 for seat in judged.members if seat != silent} if judged else {}
         for seat in sorted(us.witnesses()):
             if us.state.training and at == self.comparison.place and self.rng.random() < 0.95:
-                self.comparison.witness(us.members[seat].wallet, seat, at, held)
+                self.comparison.witness(us.members[seat].wallet, seat, at, results)
 
     def verify(self) -> None:
         """Send a verdict about a stored round: that of an auditor or juror, or any other."""
@@ -86,8 +86,8 @@ class CaseWalk:
             seat = drawn[target][0]
             mismatch = True
         ejected = us._seats(MemberState.EJECTED)
-        named = RoundId(us.epoch, round.height, round.seed or 0)
-        self.comparison.verify(us.members[seat].wallet, seat, named, target, mismatch)
+        round_id = RoundId(us.epoch, round.height, round.seed or 0)
+        self.comparison.verify(us.members[seat].wallet, seat, round_id, target, mismatch)
         after = us._seats(MemberState.EJECTED)
         self.convictions += bitmap.contains(after & ~ejected, target)
         self.acquittals += bool(after & ~ejected & ~(1 << target))

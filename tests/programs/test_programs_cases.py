@@ -104,8 +104,8 @@ def test_member_that_left_is_convicted(world: World) -> None:
     run.by(audit.target, "leave_run").ok()
     height = run.members.seats[audit.target].exited_height
     convict(run, audit)
-    found = run.members.seats[audit.target]
-    assert (found.state, found.exited_height) == (MemberState.EJECTED, height)
+    seat = run.members.seats[audit.target]
+    assert (seat.state, seat.exited_height) == (MemberState.EJECTED, height)
     assert bitmap.contains(run.members.forfeited, audit.target)
 
 
@@ -323,7 +323,7 @@ def test_auditor_has_one_open_case(world: World) -> None:
         for target in audits.drawn_results(run.run, run.members, height):
             audit = audit_of(run, height, target)
             by_auditor.setdefault(audit.auditor, []).append(audit)
-    first, second = next(found for found in by_auditor.values() if len(found) > 1)[:2]
+    first, second = next(cases for cases in by_auditor.values() if len(cases) > 1)[:2]
     vote(run, first.auditor, first).ok()
     vote(run, second.auditor, second).refused("CasesFull")
     assert len(cases(run)) == 1
@@ -376,14 +376,14 @@ def test_vote_about_another_round_is_refused(world: World) -> None:
     run = audited(world, rounds=3)
     audit = audit_of(run, 0)
     vote(run, audit.auditor, audit).ok()
-    for named in (
+    for round_id in (
         audit.at._replace(seed=audit.at.seed ^ 1),
         audit.at._replace(epoch=1),
         audit.at._replace(height=3),
         audit.at._replace(height=9),
     ):
         seat = audit.others[0]
-        run.by(seat, "verify", seat, named, audit.target, True).refused("StaleHeight")
+        run.by(seat, "verify", seat, round_id, audit.target, True).refused("StaleHeight")
 
 
 def test_eight_cases_fill_run_until_one_expires(world: World) -> None:
@@ -438,8 +438,8 @@ def test_last_trained_round_has_no_audits(world: World) -> None:
     assert run.run.state is RunState.COOLDOWN
     audit = audit_of(run, 2)
     convict(run, audit)
-    found = run.members.seats[audit.target]
-    assert (found.state, found.exited_height) == (MemberState.EJECTED, 5)
+    seat = run.members.seats[audit.target]
+    assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 5)
     last = RoundId(0, 3, run.run.rounds[3].seed)
     run.by(audit.auditor, "verify", audit.auditor, last, audit.others[0], True).refused(
         "StaleHeight"
@@ -471,8 +471,8 @@ def in_cooldown_with_open_case(world: World) -> tuple[Scenario, Audit]:
 
 def name_checkpoint(run: Scenario) -> None:
     healthy = bitmap.seats(run.members.healthy)
-    named = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
-    run.by(next(healthy), "checkpoint", named).ok()
+    checkpoint = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
+    run.by(next(healthy), "checkpoint", checkpoint).ok()
 
 
 def test_open_case_keeps_cooldown_until_jury_decides(world: World) -> None:

@@ -110,12 +110,12 @@ def move(comparison: Comparison, index: int, verb: str, *more: Any) -> None:
             comparison.tick(index)
         case "ready", number, back:
             comparison.ready(index, mine(number), at(back))
-        case "witness", number, back, held:
+        case "witness", number, back, results:
             comparison.witness(
                 index,
                 mine(number),
                 at(back),
-                {one: found for one, found in enumerate(held) if found is not None},
+                {one: result for one, result in enumerate(results) if result is not None},
             )
         case "verify", number, back, target, mismatch:
             comparison.verify(index, mine(number), at(back), target, mismatch)
@@ -143,10 +143,10 @@ def accuse(comparison: Comparison, target: int, mismatch: bool) -> None:
     us = comparison.oracle
     for round in us.rounds[-4:-1] if us.state.active else ():
         auditor, jury = (us.audits(round) or {}).get(target, (None, ()))
-        named = RoundId(us.epoch, round.height, round.seed or 0)
+        round_id = RoundId(us.epoch, round.height, round.seed or 0)
         for seat in () if auditor is None else (auditor, *jury):
             wrong = mismatch or seat == auditor
-            comparison.verify(us.members[seat].wallet, seat, named, target, wrong)
+            comparison.verify(us.members[seat].wallet, seat, round_id, target, wrong)
 
 
 def judged_and_judges(comparison: Comparison) -> tuple[OracleRound, OracleRound] | None:
@@ -159,20 +159,18 @@ def judged_and_judges(comparison: Comparison) -> tuple[OracleRound, OracleRound]
 
 def incomplete(comparison: Comparison) -> int:
     """Return the members that the holders of a level find incomplete."""
-    found = judged_and_judges(comparison)
-    return (
-        comparison.oracle.incomplete(found[1], found[0]) & comparison.oracle.healthy if found else 0
-    )
+    pair = judged_and_judges(comparison)
+    return comparison.oracle.incomplete(pair[1], pair[0]) & comparison.oracle.healthy if pair else 0
 
 
 def convicted(comparison: Comparison) -> int:
     """Return the absent members that a quorum of the witnesses can report."""
-    found = judged_and_judges(comparison)
-    if not found:
+    pair = judged_and_judges(comparison)
+    if not pair:
         return 0
     healthy = comparison.oracle.healthy
-    needed = round_quorum(found[1], found[1].elected)
-    votes = [vote for vote in found[1].votes if bitmap.contains(healthy, vote.seat)]
+    needed = round_quorum(pair[1], pair[1].elected)
+    votes = [vote for vote in pair[1].votes if bitmap.contains(healthy, vote.seat)]
     missing = bitmap.seats(unseen(comparison))
     return bitmap.from_seats(
         number for number in missing if sum(number not in vote.held for vote in votes) >= needed
@@ -181,8 +179,8 @@ def convicted(comparison: Comparison) -> int:
 
 def unseen(comparison: Comparison) -> int:
     """Return the healthy members whose result is missing from the last closed round."""
-    found = judged_and_judges(comparison)
-    return found[0].roster & ~(found[1].attested or 0) & comparison.oracle.healthy if found else 0
+    pair = judged_and_judges(comparison)
+    return pair[0].roster & ~(pair[1].attested or 0) & comparison.oracle.healthy if pair else 0
 
 
 class Members(RuleBasedStateMachine):
@@ -267,15 +265,15 @@ class Members(RuleBasedStateMachine):
         """Return the results that a member holds: those that others delivered, or showed to it."""
         us = self.comparison.oracle
         judged = us.judged_by(us.round)
-        seen = {}
+        results = {}
         for number in judged.members if judged else ():
-            shown = self.shown.get((us.epoch, judged.height, number)) if judged else None
+            forged = self.shown.get((us.epoch, judged.height, number)) if judged else None
             result = (
-                1 if shown is None or us.members[number].wallet in self.honest else shown[index]
+                1 if forged is None or us.members[number].wallet in self.honest else forged[index]
             )
             if result is not None:
-                seen[number] = result
-        return seen
+                results[number] = result
+        return results
 
     def truth(self, number: int) -> dict[int, bytes]:
         """Return the agreed hashes of the levels for which this member is elected."""
@@ -354,8 +352,8 @@ class AnyWallets(Members):
                 self.turn(range(ALL), [], 31)
         if back is not None:
             known = [us.durable, *us.earlier]
-            found = known[back] if back < len(known) else None
-            comparison.rewind(back, found.step if found and right else 3)
+            checkpoint = known[back] if back < len(known) else None
+            comparison.rewind(back, checkpoint.step if checkpoint and right else 3)
         if progress is not None:
             epoch, step, data_index = progress
             progress = max(0, us.epoch + epoch), step or us.step, max(0, us.data_index + data_index)
@@ -441,10 +439,10 @@ class Coalition(Members):
                 assert not judged.roster & honest & ~round.attested, (
                     "an honest member's work is void"
                 )
-        done = us.trained
+        sequences = us.trained
         waits = us.backlog
         flying = sum(round.size for round in self.open_rounds())
-        assert len(done) + len(waits) + flying == us.data_index, "a sequence is lost"
+        assert len(sequences) + len(waits) + flying == us.data_index, "a sequence is lost"
 
     def open_rounds(self) -> Iterator[OracleRound]:
         """Return rounds in progress: neither settled, nor returned because no round judges them any
@@ -520,12 +518,12 @@ def run(
     machine: type[RuleBasedStateMachine], examples: int, *, shrink: bool = True, again: bool = False
 ) -> None:
     """Play the profile's examples. If one process plays them again, play others."""
-    wanted = settings(
+    run_settings = settings(
         max_examples=examples, stateful_step_count=STEPS, database=None, print_blob=True,
         derandomize=settings().derandomize and not again, suppress_health_check=list(HealthCheck),
         phases=[Phase.generate, *([Phase.shrink] if shrink else [])],
     )  # fmt: skip
-    run_state_machine_as_test(machine, settings=wanted)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(machine, settings=run_settings)  # type: ignore[no-untyped-call]
 
 
 @MACHINES
@@ -577,8 +575,8 @@ def test_thousands_of_transactions_follow_oracle(machine: type[RuleBasedStateMac
 def test_hundreds_of_thousands_of_transactions_follow_oracle(
     machine: type[RuleBasedStateMachine],
 ) -> None:
-    asked = os.environ.get("FUZZ_TRANSACTIONS", "250000")
-    assert asked.isdecimal(), (
-        f"FUZZ_TRANSACTIONS (make fuzz TRANSACTIONS=...) is not a number: {asked!r}"
+    count = os.environ.get("FUZZ_TRANSACTIONS", "250000")
+    assert count.isdecimal(), (
+        f"FUZZ_TRANSACTIONS (make fuzz TRANSACTIONS=...) is not a number: {count!r}"
     )
-    _send(machine, int(asked) // 3)
+    _send(machine, int(count) // 3)

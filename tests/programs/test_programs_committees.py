@@ -18,11 +18,11 @@ def _electees(run: Scenario, level: int = 0) -> set[int]:
     return set(committee.cooldown_electees(run.run, run.members, level))
 
 
-def _rounds(run: Scenario, heard: int) -> None:
+def _rounds(run: Scenario, participation: int) -> None:
     """Play all rounds of an epoch in which these members deliver."""
     while run.run.state.training:
         judged = run.run.round(run.run.current.height - 1)
-        run.witness_round(participation=heard & (judged.roster if judged else 0))
+        run.witness_round(participation=participation & (judged.roster if judged else 0))
 
 
 def test_declared_tier_proves_nothing(world: World) -> None:
@@ -32,7 +32,7 @@ def test_declared_tier_proves_nothing(world: World) -> None:
     """
     run = Scenario(world).start(init_min_clients=7, rounds_per_epoch=4)
     run.train(range(7))
-    _rounds(run, heard=0b0000111)
+    _rounds(run, participation=0b0000111)
     assert run.run.state is RunState.COOLDOWN
     assert _electees(run) == {0, 1, 2}
     for index in range(3, 7):
@@ -77,7 +77,7 @@ def test_newcomer_owing_nothing_has_shown_nothing(world: World) -> None:
             run.join(index, weight=1 if newcomers and index == 2 else 10_000).ok()
         world.advance(40)
         run.train(())
-        _rounds(run, heard=0b011)
+        _rounds(run, participation=0b011)
         assert (run.members.proven, _electees(run)) == (0b011, {0, 1})
         for index in newcomers:
             # half of the rounds
@@ -90,9 +90,9 @@ def test_newcomer_owing_nothing_has_shown_nothing(world: World) -> None:
 def test_delivery_in_half_of_rounds_suffices(world: World) -> None:
     run = Scenario(world).start(init_min_clients=4, rounds_per_epoch=5)
     run.train(range(4))
-    heard = iter((0, 0b1111, 0b1111, 0b1101, 0b1001, 0b0001))
-    for seen in heard:
-        run.witness_round(participation=seen)
+    masks = iter((0, 0b1111, 0b1111, 0b1101, 0b1001, 0b0001))
+    for participation in masks:
+        run.witness_round(participation=participation)
     assert run.members.judged == 5
     assert run.members.delivered[:4] == (5, 2, 3, 4)
     assert _electees(run) == {0, 2, 3}
@@ -109,7 +109,7 @@ def test_last_holder_cannot_attest_for_dropped_holders(world: World) -> None:
     # it withheld level 0 from them, so the others saw nothing of theirs
     run.witness_round(participation=0b11100)
     run.by(2, "health_check", run.names([0, 1])).ok()
-    _rounds(run, heard=0b11111)
+    _rounds(run, participation=0b11111)
     assert run.run.state is RunState.COOLDOWN
     assert _electees(run) == {0, 1, 2}
     run.attest(2, FALSE).ok()
@@ -130,7 +130,7 @@ def test_early_leaver_is_not_awaited(world: World) -> None:
     run.witness_round(participation=0b0111)
     run.witness_round(participation=0b0111)
     run.by(3, "leave_run").ok()
-    _rounds(run, heard=0b0111)
+    _rounds(run, participation=0b0111)
     assert _electees(run) == {0, 1, 2}
 
 
@@ -144,7 +144,7 @@ def test_ejected_members_have_no_vote(world: World) -> None:
     assert bitmap.contains(run.members.proven, target)
     convict(run, audit)
     assert not bitmap.contains(run.members.proven, target)
-    _rounds(run, heard=bitmap.from_seats(set(range(10)) - {target}))
+    _rounds(run, participation=bitmap.from_seats(set(range(10)) - {target}))
     assert target not in _electees(run)
 
 

@@ -26,8 +26,8 @@ def test_costs_of_three_members_equal_measurement() -> None:
     assert spec.loader is not None
     chain: Any = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(chain)
-    found = chain.measure(3)
-    assert found["units"] == {
+    costs = chain.measure(3)
+    assert costs["units"] == {
         name: units[0] for name, units in KEPT["compute_units"].items() if units[0]
     }, STALE
     for figure, name in (
@@ -35,19 +35,19 @@ def test_costs_of_three_members_equal_measurement() -> None:
         ("rent_lamports",) * 2,
         ("membership",) * 2,
     ):
-        assert found[figure] == KEPT[name], STALE
-    assert max(max(pushed.values()) for pushed in found["push"].values()) <= chain.GOAL_PUSH
+        assert costs[figure] == KEPT[name], STALE
+    assert max(max(pushed.values()) for pushed in costs["push"].values()) <= chain.GOAL_PUSH
 
 
 @pytest.mark.slow
 def test_costs_of_up_to_256_members_are_within_budget() -> None:
     line = [sys.executable, CHAIN, "--json"]
-    found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
-    assert found["members"] == [3, 32, 256]
-    assert found["compute_units_goal_met"], found["compute_units"]
-    assert found["push_goal_met"], found["push_bytes"]
-    assert found["rent_lamports_total"] <= MOST_RENT, found["rent_lamports"]
+    costs = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)
+    assert costs["members"] == [3, 32, 256]
+    assert costs["compute_units_goal_met"], costs["compute_units"]
+    assert costs["push_goal_met"], costs["push_bytes"]
+    assert costs["rent_lamports_total"] <= MOST_RENT, costs["rent_lamports"]
     same = ("compute_units", "account_bytes", "rent_lamports", "membership")
-    assert {name: found[name] for name in same} == {name: KEPT[name] for name in same}, STALE
-    measured = {name.partition(" ")[0] for name in found["compute_units"]}
+    assert {name: costs[name] for name in same} == {name: KEPT[name] for name in same}, STALE
+    measured = {name.partition(" ")[0] for name in costs["compute_units"]}
     assert measured >= {instruction["name"] for instruction in idl(PROGRAM)["instructions"]}

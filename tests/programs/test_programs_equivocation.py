@@ -115,9 +115,9 @@ def test_equivocation_proof_costs_one_bond_once(world: World) -> None:
     run.owner("set_paused", False).ok()
     train(run)
     show(run, *signed).refused("StaleHeight")
-    held = run.membership(LIAR)
-    assert held is not None
-    assert (held.bond, held.ejections) == (10**6, 1)
+    membership = run.membership(LIAR)
+    assert membership is not None
+    assert (membership.bond, membership.ejections) == (10**6, 1)
 
 
 def test_consistent_statements_eject_nobody(training: Scenario) -> None:
@@ -195,21 +195,24 @@ def test_signatures_of_other_instructions_prove_nothing(training: Scenario) -> N
     def entry(start: int, where: int) -> tuple[int, ...]:
         return start, where, start + 64, where, start + 96, size, where
 
-    shown = IX.check_signatures([honest, honest])  # the first instruction after the budget's
+    signatures = IX.check_signatures([honest, honest])  # the first instruction after the budget's
     data = real + never
-    prove(run, shown, packed([entry(first, LOCAL), entry(second, 1)], data)).refused(
+    prove(run, signatures, packed([entry(first, LOCAL), entry(second, 1)], data)).refused(
         "NoEquivocation"
     )
-    prove(run, shown, packed([entry(first, 1), entry(second, 1)], data)).refused("NoEquivocation")
+    prove(run, signatures, packed([entry(first, 1), entry(second, 1)], data)).refused(
+        "NoEquivocation"
+    )
     assert (
-        prove(run, shown, packed([entry(first, LOCAL), entry(second, LOCAL)], data)).error
+        prove(run, signatures, packed([entry(first, LOCAL), entry(second, LOCAL)], data)).error
         == "custom 2"
     )  # the Ed25519 program's own error
     for place in (1, 3, 6):  # only the signature, only the key, only the message
         mixed = list(entry(second, LOCAL))
         mixed[place] = 1
         assert (
-            prove(run, shown, packed([entry(first, LOCAL), tuple(mixed)], data)).error is not None
+            prove(run, signatures, packed([entry(first, LOCAL), tuple(mixed)], data)).error
+            is not None
         )
     assert run.members.mask(MemberState.HEALTHY) == 0b111
 

@@ -34,10 +34,12 @@ def _rounds(
         judged = run.run.round(run.run.current.height - 1)
         roster = judged.roster if judged else 0
         for index in run.elected():
-            seen = (
+            participation = (
                 roster & bitmap.from_seats(liars | set(range(1, 7))) if index in liars else roster
             )
-            run.witness(index, seen & ~lost if index in from_holders else seen).ok()
+            run.witness(
+                index, participation & ~lost if index in from_holders else participation
+            ).ok()
 
 
 def _end(
@@ -199,8 +201,8 @@ def test_newcomers_do_not_attest_established_level(
     for index in gone:
         run.by(index, "leave_run").ok()
     for level in range(3):
-        asked = committee.cooldown_electees(run.run, run.members, level)
-        assert set(asked) == {index for index, tier in honest.items() if tier <= level}
+        electees = committee.cooldown_electees(run.run, run.members, level)
+        assert set(electees) == {index for index, tier in honest.items() if tier <= level}
     for index in LIARS:
         run.attest(index, FALSE).refused("NotElected")
     _end(run, {index: tier for index, tier in honest.items() if index not in gone}, NEW)

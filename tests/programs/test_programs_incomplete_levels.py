@@ -27,10 +27,10 @@ def _accuse(run: Scenario, by: int, seats: Collection[int], *, guilty: bool) -> 
     assert closed is not None
     offset, length = views.witness_round_range(ring, closed.attestations)
     data = run.world.data(run.accounts["witnesses"])[offset : offset + length]
-    found = eviction.incomplete(
+    expected = eviction.incomplete(
         state, run.members, views.parse_witness_round(data, closed.attestations)
     )
-    assert bitmap.from_seats(seats) & found == (bitmap.from_seats(seats) if guilty else 0)
+    assert bitmap.from_seats(seats) & expected == (bitmap.from_seats(seats) if guilty else 0)
     outcome = run.by(by, "health_check", run.names(seats))
     if guilty:
         outcome.ok()

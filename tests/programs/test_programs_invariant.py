@@ -51,9 +51,9 @@ def test_broken_run_is_not_changed(run: Scenario, what: str) -> None:
     state = run.world.record("Run", "test")
     OF_RUN[what](state[0])
     run.world.store("Run", "test", state)
-    held = [run.world.data(run.accounts[name]) for name in ("run", "members", "witnesses")]
+    data = [run.world.data(run.accounts[name]) for name in ("run", "members", "witnesses")]
     run.join(7).refused("InvariantBroken")
-    assert [run.world.data(run.accounts[name]) for name in ("run", "members", "witnesses")] == held
+    assert [run.world.data(run.accounts[name]) for name in ("run", "members", "witnesses")] == data
     run.owner("set_paused", True).refused("InvariantBroken")
 
 

@@ -39,10 +39,10 @@ ACCOUNTS = ("run", "model", "members", "witnesses")
 def test_counted_deliveries_equal_oracle(seed: int, states: int) -> None:
     rng = random.Random(seed)
     runs = _Runs()
-    seen = Counter[str]()
+    counts = Counter[str]()
     for _ in range(states):
-        _Rounds(runs.drawn(rng), rng, seen).play()
-    assert min(seen[kind] for kind in ("up", "down", "thin")) > 0, seen
+        _Rounds(runs.drawn(rng), rng, counts).play()
+    assert min(counts[kind] for kind in ("up", "down", "thin")) > 0, counts
 
 
 class _Runs:
@@ -101,10 +101,10 @@ class _Rounds:
     Some members leave, some are silent, and some holders of a rare tier deny the results of others.
     """
 
-    def __init__(self, run: Scenario, rng: random.Random, seen: Counter[str]) -> None:
+    def __init__(self, run: Scenario, rng: random.Random, counts: Counter[str]) -> None:
         self.run = run
         self.rng = rng
-        self.seen = seen
+        self.seen = counts
         self.count = run.run.current.clients
         self.denied = set(rng.sample(range(self.count), self.count // 3))
         self.deny = rng.choice([0.2, 0.6, 1.0])
@@ -135,19 +135,21 @@ class _Rounds:
             denies = (
                 self.run.members.seats[seat].tier < LEVELS - 1 and self.rng.random() < self.deny
             )
-            held = dict.fromkeys(owing - (self.denied - {seat} if denies else set()), 1)
+            results = dict.fromkeys(owing - (self.denied - {seat} if denies else set()), 1)
             expected = self._expected() if height and not votes else None
             before = self.run.members.shown
             self.run.witness(
-                index, None, {one: bytes([value]) * 32 for one, value in held.items()}
+                index, None, {one: bytes([value]) * 32 for one, value in results.items()}
             ).ok()
-            votes.append(Vote(seat, held))
+            votes.append(Vote(seat, results))
             if expected is not None:
-                found = self.run.members.shown[: self.count]
-                assert list(found) == expected, f"round {height} of {self.run.run_id}"
-                self.seen["up"] += sum(now > then for now, then in zip(found, before, strict=False))
+                scores = self.run.members.shown[: self.count]
+                assert list(scores) == expected, f"round {height} of {self.run.run_id}"
+                self.seen["up"] += sum(
+                    now > then for now, then in zip(scores, before, strict=False)
+                )
                 self.seen["down"] += sum(
-                    now < then for now, then in zip(found, before, strict=False)
+                    now < then for now, then in zip(scores, before, strict=False)
                 )
             if self.run.run.current.height != height:
                 return  # all remaining witnesses have attested
@@ -158,9 +160,9 @@ class _Rounds:
         members = self.run.members
         oracle = Transitions(state.config, LEVELS, self.run.world.now)
         for number, one in enumerate(members.seats[: self.count]):
-            shown = members.shown[number]
+            score = members.shown[number]
             oracle.members.append(
-                Seat(number, one.tier, state=one.state, exited=one.exited_height, shown=shown)
+                Seat(number, one.tier, state=one.state, exited=one.exited_height, shown=score)
             )
         oracle.judges = members.judges
         oracle.began = state.current.began
@@ -174,12 +176,12 @@ class _Rounds:
 
     def _oracle_round(self, round: Round) -> OracleRound:
         rounds = self.run.world.record("Run", self.run.run_id)["rounds"][0]
-        made = bool(rounds[self.run.run.ring(round.height)]["made_step"])
+        made_step = bool(rounds[self.run.run.ring(round.height)]["made_step"])
         entry = OracleRound(
             round.height, round.step, round.began, round.roster, round.elected, seed=round.seed
         )
         entry.established = round.established is not EstablishedOnly.NOTHING
         entry.votes = self.votes.get(round.height, [])
         entry.attested = round.attested
-        entry.counts = made
+        entry.counts = made_step
         return entry

@@ -22,28 +22,28 @@ from programs.random_cooldowns import Cooldowns, Drawn
     ],
 )
 def test_cooldown_committees_and_results_match_client(seed: int, states: int) -> None:
-    seen = walk(seed, states)
+    counts = walk(seed, states)
     assert (
-        min(seen[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0
-    ), seen
+        min(counts[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0
+    ), counts
 
 
 def walk(seed: object, states: int) -> Counter[str]:
     """Draw `states` random states. Return how many had which kind, and the most compute units."""
     cooldowns = Cooldowns(seed)
-    seen = Counter[str]()
+    counts = Counter[str]()
     for number in range(states):
         drawn = cooldowns.draw()
-        _one(cooldowns, drawn, f"state {number} of seed {seed}", seen)
-    return seen
+        _one(cooldowns, drawn, f"state {number} of seed {seed}", counts)
+    return counts
 
 
-def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
+def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, counts: Counter[str]) -> None:
     levels = range(drawn.run.levels)
     assert [list(electees) for electees in drawn.committees] == [
         drawn.oracle.electees(one) for one in levels
     ], where
-    _attest(cooldowns, drawn, where, seen)
+    _attest(cooldowns, drawn, where, counts)
     cooldowns.world.advance(31)
     units = cooldowns.tick().ok().units
     unknown = drawn.end()
@@ -56,29 +56,29 @@ def _one(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> 
         for electees in drawn.committees
         if electees
     }
-    seen["in part" if len(kinds) == 2 else "alone" if True in kinds else "all"] += 1
-    found = {
+    counts["in part" if len(kinds) == 2 else "alone" if True in kinds else "all"] += 1
+    facts = {
         "attested": drawn.attested,
         "unknown": unknown,
         "full": max(map(len, drawn.committees)) == 32,
     }
-    seen += Counter({kind: int(bool(is_so)) for kind, is_so in found.items()})
-    seen["units of a tick"] = max(seen["units of a tick"], units)
+    counts += Counter({kind: int(bool(is_so)) for kind, is_so in facts.items()})
+    counts["units of a tick"] = max(counts["units of a tick"], units)
 
 
-def _attest(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) -> None:
+def _attest(cooldowns: Cooldowns, drawn: Drawn, where: str, counts: Counter[str]) -> None:
     """Let some or all committee members and some other members attest, most of them the true
     hashes.
     """
     rng = cooldowns.rng
     attesters = drawn.attesters()
-    asked = rng.sample(
+    sample = rng.sample(
         attesters, len(attesters) if rng.random() < 0.3 else min(len(attesters), rng.randint(0, 5))
     )
-    asked += rng.choices(list(bitmap.seats(drawn.run.current.began)), k=2)
-    rng.shuffle(asked)
+    sample += rng.choices(list(bitmap.seats(drawn.run.current.began)), k=2)
+    rng.shuffle(sample)
     honest = rng.choice([1.0, 1.0, 1.0, 0.95, 0.5])
-    for seat in asked:
+    for seat in sample:
         mine = [level for level in range(drawn.run.levels) if seat in drawn.committees[level]]
         of = mine if mine and rng.random() < 0.2 else range(drawn.run.levels)
         hashes = {
@@ -89,6 +89,6 @@ def _attest(cooldowns: Cooldowns, drawn: Drawn, where: str, seen: Counter[str]) 
         assert outcome.error == expected, (
             f"{where}: seat {seat} is answered {outcome.error}, not {expected}"
         )
-        seen["units of an attestation"] = max(seen["units of an attestation"], outcome.units)
+        counts["units of an attestation"] = max(counts["units of an attestation"], outcome.units)
     assert cooldowns.stated_hashes() == drawn.stated_hashes(), where
     assert cooldowns.scenario.run.levels_attested == bitmap.from_seats(drawn.attested), where

@@ -41,9 +41,9 @@ def new_ids(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]
 
 def test_new_program_ids_replace_old_everywhere(checkout: Path) -> None:
     old = addresses(checkout)
-    done = new_ids(checkout, "--sources-only", "--json")
-    assert done.returncode == 0, done.stderr
-    report = json.loads(done.stdout)
+    completed = new_ids(checkout, "--sources-only", "--json")
+    assert completed.returncode == 0, completed.stderr
+    report = json.loads(completed.stdout)
     new = addresses(checkout)
     assert {name: report[name] for name in PROGRAMS} == new
     assert not set(new.values()) & set(old.values())
@@ -69,22 +69,22 @@ def test_undeclared_program_keys_are_not_replaced(checkout: Path) -> None:
     """Otherwise an address without a known key would stay in the sources."""
     (checkout / "keys/authorizer-keypair.json").write_text(Keypair().to_json())
     before = addresses(checkout)
-    done = new_ids(checkout, "--sources-only")
-    assert done.returncode == 1
-    assert "programs/authorizer/src/lib.rs does not declare the address of" in done.stderr
+    completed = new_ids(checkout, "--sources-only")
+    assert completed.returncode == 1
+    assert "programs/authorizer/src/lib.rs does not declare the address of" in completed.stderr
     assert addresses(checkout) == before
 
 
 def test_failed_build_is_reported_after_change(checkout: Path) -> None:
     build = checkout / "scripts/build-programs.sh"
     build.write_text("#!/bin/sh\necho no compiler >&2; exit 1\n")
-    done = new_ids(checkout)
-    assert done.returncode == 1
-    assert "no compiler" in done.stderr
-    assert "the addresses are changed, but the programs could not be built" in done.stderr
+    completed = new_ids(checkout)
+    assert completed.returncode == 1
+    assert "no compiler" in completed.stderr
+    assert "the addresses are changed, but the programs could not be built" in completed.stderr
     build.write_text("#!/bin/sh\nexit 0\n")
-    done = new_ids(checkout, "--json")
-    assert json.loads(done.stdout)["built"] is True
+    completed = new_ids(checkout, "--json")
+    assert json.loads(completed.stdout)["built"] is True
 
 
 def test_anchor_tools_find_keys(checkout: Path) -> None:

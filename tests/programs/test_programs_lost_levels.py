@@ -90,8 +90,8 @@ def test_lost_level_without_durable_hash_is_unattested(ended: Scenario) -> None:
 
 
 def test_level_of_durable_checkpoint_is_not_lost(ended: Scenario) -> None:
-    named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(NEW.values())}
-    ended.by(0, "checkpoint", named).ok()
+    checkpoint = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(NEW.values())}
+    ended.by(0, "checkpoint", checkpoint).ok()
     run = _begin(ended, 1, 2, wait=6)  # without a wait for its holder
     assert (run.levels_lost, run.levels_attested, run.level_hashes) == (
         0,

@@ -42,7 +42,7 @@ def key(run: Scenario, index: int) -> Pubkey:
     return run.membership_key(member(index).pubkey())
 
 
-def held(run: Scenario, index: int) -> int:
+def lamports_of(run: Scenario, index: int) -> int:
     return run.world.lamports(member(index).pubkey())
 
 
@@ -105,14 +105,14 @@ def test_idle_256_seats_lock_256_rents_and_bonds() -> None:
 
 def test_member_pays_rent_and_bond_and_gets_both_back(bonded: Scenario) -> None:
     bonded.world.fund(member(0).pubkey())
-    before = held(bonded, 0)
+    before = lamports_of(bonded, 0)
     bonded.join(0).ok()
-    assert before - held(bonded, 0) == rent(bonded) + BOND
+    assert before - lamports_of(bonded, 0) == rent(bonded) + BOND
     bonded.enroll(0).ok()  # it has paid
-    assert before - held(bonded, 0) == rent(bonded) + BOND
+    assert before - lamports_of(bonded, 0) == rent(bonded) + BOND
     bonded.by(0, "leave_run").ok()
     withdraw(bonded, 0).ok()
-    assert (held(bonded, 0), bonded.world.data(key(bonded, 0))) == (before, b"")
+    assert (lamports_of(bonded, 0), bonded.world.data(key(bonded, 0))) == (before, b"")
     assert bonded.members.find(bytes(member(0).pubkey())) is None
     bonded.by(0, "join_run", JOIN).refused("NotEnrolled")
     bonded.join(0).ok()
@@ -129,13 +129,13 @@ def test_member_pays_difference_of_raised_bond(bonded: Scenario) -> None:
     bonded.configure(join_bond=2 * BOND).ok()
     bonded.owner("set_paused", False).ok()
     bonded.join(0).refused("BondTooLow")
-    before = held(bonded, 0)
+    before = lamports_of(bonded, 0)
     bonded.enroll(0).ok()
-    assert before - held(bonded, 0) == BOND
+    assert before - lamports_of(bonded, 0) == BOND
     bonded.join(0).ok()
     bonded.by(0, "leave_run").ok()
     withdraw(bonded, 0).ok()
-    assert held(bonded, 0) - before == BOND + rent_of(bonded, 1)
+    assert lamports_of(bonded, 0) - before == BOND + rent_of(bonded, 1)
 
 
 def rent_of(run: Scenario, index: int) -> int:
@@ -170,10 +170,10 @@ def test_bond_stays_until_all_verdicts_are_given(bonded: Scenario) -> None:
     assert bonded.members.seats[bonded.seat_of(LIAR)].state is MemberState.WITHDRAWN
     withdraw(bonded, LIAR).refused("StillBound")
     end_epoch(bonded)
-    before = held(bonded, LIAR)
+    before = lamports_of(bonded, LIAR)
     returned = rent(bonded) + BOND
     withdraw(bonded, LIAR).ok()
-    assert held(bonded, LIAR) - before == returned
+    assert lamports_of(bonded, LIAR) - before == returned
 
 
 def test_bond_of_leaver_convicted_later_is_destroyed(bonded: Scenario) -> None:
@@ -181,13 +181,13 @@ def test_bond_of_leaver_convicted_later_is_destroyed(bonded: Scenario) -> None:
     bonded.by(LIAR, "leave_run").ok()
     convict(bonded)
     end_epoch(bonded)
-    before = held(bonded, LIAR)
+    before = lamports_of(bonded, LIAR)
     burnt = bonded.world.lamports(INCINERATOR)
     owner = bonded.authority.pubkey()
     owned = bonded.world.lamports(owner)
     returned = rent(bonded)
     withdraw(bonded, LIAR).ok()
-    assert held(bonded, LIAR) - before == returned
+    assert lamports_of(bonded, LIAR) - before == returned
     assert bonded.world.lamports(INCINERATOR) - burnt == BOND
     assert bonded.world.lamports(owner) == owned  # nobody profits from an ejection
 
@@ -199,9 +199,9 @@ def test_forfeited_bond_is_destroyed_by_anyone_at_once(bonded: Scenario) -> None
     assert bonded.members.forfeited == 1 << seat
     bonded.settle(LIAR).ok()
     assert (bonded.world.lamports(key(bonded, LIAR)), bonded.members.forfeited) == (rent(bonded), 0)
-    found = bonded.membership(LIAR)
-    assert found is not None
-    assert (found.bond, found.forfeited, found.ejections) == (0, 0, 1)
+    membership = bonded.membership(LIAR)
+    assert membership is not None
+    assert (membership.bond, membership.forfeited, membership.ejections) == (0, 0, 1)
     seq = bonded.run.seq
     bonded.settle(LIAR).ok()
     bonded.settle(0).ok()
@@ -238,10 +238,10 @@ def test_eviction_keeps_bond_forfeited(bonded: Scenario) -> None:
     bonded.enroll(9).ok()
     bonded.by(9, "join_run", JOIN, accounts=loser).ok()
     assert bonded.members.forfeited == 0
-    before = held(bonded, LIAR)
+    before = lamports_of(bonded, LIAR)
     returned = rent(bonded)
     withdraw(bonded, LIAR).ok()
-    assert held(bonded, LIAR) - before == returned
+    assert lamports_of(bonded, LIAR) - before == returned
 
 
 def fill(run: Scenario, but: int | None = None) -> None:
@@ -269,9 +269,14 @@ def test_points_survive_loss_of_seat(bonded: Scenario) -> None:
     bonded.world.store("Members", "test", record)
     fill(bonded, but=3)
     bonded.join(0).ok()
-    found = bonded.membership(3)
-    assert found is not None
-    assert (found.points, found.slashed, bonded.seat_of(0), bonded.members.seats[0].points) == (
+    membership = bonded.membership(3)
+    assert membership is not None
+    assert (
+        membership.points,
+        membership.slashed,
+        bonded.seat_of(0),
+        bonded.members.seats[0].points,
+    ) == (
         70,
         7,
         0,
@@ -383,10 +388,10 @@ def test_closed_run_refunds_bonds_except_of_ejected_members(
     bonded.owner("close_run").ok()
     cost = bonded.world.svm.minimum_balance_for_rent_exemption(len(bonded.world.data(keys[0])))
     for index, own in keys.items():
-        before = held(bonded, index)
+        before = lamports_of(bonded, index)
         gone = {"membership": own, "evicted": own, "sponsor": member(index).pubkey()}
         withdraw(bonded, index, accounts=gone).ok()
-        assert held(bonded, index) - before == cost + (0 if index == LIAR else BOND)
+        assert lamports_of(bonded, index) - before == cost + (0 if index == LIAR else BOND)
 
 
 def test_reused_run_name_ignores_old_memberships(
@@ -410,10 +415,10 @@ def test_reused_run_name_ignores_old_memberships(
     bonded.join(0).ok()
     bonded.join(4).ok()
     members = bonded.members
-    before = held(bonded, 0)
+    before = lamports_of(bonded, 0)
     gone = {"membership": old, "evicted": old, "sponsor": member(0).pubkey()}
     withdraw(bonded, 0, accounts=gone).ok()  # although the wallet waits in the new run
-    assert held(bonded, 0) - before == rent(bonded) + BOND
+    assert lamports_of(bonded, 0) - before == rent(bonded) + BOND
     assert bonded.members == members
 
 
@@ -445,13 +450,13 @@ def test_ban_outlasts_seat_and_membership_but_keeps_no_bond(bonded: Scenario) ->
     bonded.by(0, "join_run", JOIN, accounts=bonded.losing(bytes(member(3).pubkey()))).refused(
         "Barred"
     )
-    before = held(bonded, 0)
+    before = lamports_of(bonded, 0)
     withdraw(bonded, 0).ok()
-    assert held(bonded, 0) - before == BOND
+    assert lamports_of(bonded, 0) - before == BOND
     bonded.enroll(0).refused("Barred")
     withdraw(bonded, 0).refused("Barred")
     kick(bonded, 0, barred=False).ok()
-    assert held(bonded, 0) - before == BOND + rent_of(bonded, 5)
+    assert lamports_of(bonded, 0) - before == BOND + rent_of(bonded, 5)
     bonded.join(0).ok()
 
 
@@ -498,8 +503,8 @@ def test_membership_withdrawal_to_or_by_others_is_refused(
         ({"membership": other.accounts["members"]}, "InvalidAccountData"),
         ({"membership": alien, "sponsor": member(0).pubkey()}, "IllegalOwner"),
     ):
-        found = withdraw(bonded, 0, accounts=accounts).error
-        assert found == refusal, f"{accounts}: {found}"
+        error = withdraw(bonded, 0, accounts=accounts).error
+        assert error == refusal, f"{accounts}: {error}"
     unsigned = bonded.instruction(
         "withdraw", accounts={"user": member(0).pubkey()}, flags={"user": (False, True)}
     )
@@ -529,12 +534,12 @@ def test_join_with_foreign_membership_is_refused(bonded: Scenario) -> None:
         (other.accounts["members"], "InvalidAccountData"),
     ):
         for name, args in (("join_run", [JOIN]), ("enroll", [BOND])):
-            found = bonded.by(
+            error = bonded.by(
                 0, name, *args, accounts={"membership": wrong, "evicted": wrong}
             ).error
             if name == "enroll" and wrong == alien:
                 refusal = "InvalidSeeds"  # the program would create it
-            assert found == refusal, f"{name}: {found}"
+            assert error == refusal, f"{name}: {error}"
     for name, args in (("join_run", [JOIN]), ("enroll", [BOND])):
         assert bonded.by(
             0, name, *args, flags={"membership": (False, False), "evicted": (False, False)}
@@ -567,9 +572,13 @@ def test_membership_address_is_unique_per_wallet_run_creation(bonded: Scenario) 
     run = bonded.accounts["run"]
     created = bonded.run.created
     bonded.enroll(0).ok()
-    found = bonded.membership(0)
-    assert found is not None
-    assert (found.run, found.wallet, found.created) == (bytes(run), bytes(wallet), created)
+    membership = bonded.membership(0)
+    assert membership is not None
+    assert (membership.run, membership.wallet, membership.created) == (
+        bytes(run),
+        bytes(wallet),
+        created,
+    )
     assert bonded.world.data(membership_address(run, created, wallet))
     assert len({membership_address(run, created + more, wallet) for more in range(3)}) == 3
     assert bonded.world.svm.get_account(key(bonded, 0)).owner == PROGRAM  # type: ignore[union-attr]

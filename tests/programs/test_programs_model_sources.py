@@ -114,8 +114,13 @@ def test_run_without_finisher_begins_after_rewind(world: World) -> None:
 
 def test_run_without_finisher_begins_from_full_checkpoint(world: World) -> None:
     run = trained(world)
-    named = {"kind": 1, "repo": "team/model", "revision": "r1", "hashes": list(HASHES.values())}
-    run.by(HONEST[0], "checkpoint", named).ok()
+    checkpoint = {
+        "kind": 1,
+        "repo": "team/model",
+        "revision": "r1",
+        "hashes": list(HASHES.values()),
+    }
+    run.by(HONEST[0], "checkpoint", checkpoint).ok()
     for index in STRANGERS:
         run.join(index).ok()
     run.world.advance(HOLDERS_WAIT)
@@ -366,7 +371,7 @@ def test_epoch_from_older_model_stands_if_established_delivers(
         height = run.run.current.height
         judged = run.run.round(run.run.config.judged(height))
         for index in (*newcomers, *established) if stands else newcomers:
-            seen = (
+            participation = (
                 judged.roster & ~(lacking * (index % 2))
                 if judged and stands
                 else seats
@@ -374,7 +379,7 @@ def test_epoch_from_older_model_stands_if_established_delivers(
                 else 0
             )
             if run.run.state.training and run.run.current.height == height:
-                run.witness(index, seen).ok()
+                run.witness(index, participation).ok()
         for seconds in (21, 6):
             if run.run.state.training and run.run.current.height == height:
                 world.advance(seconds)

@@ -201,14 +201,14 @@ def test_warm_up_elects_nobody_before_its_seed_is_drawn(world: World) -> None:
         run.join(index).ok()
     world.advance(6)
     run.tick().ok()
-    named = run.run.round_id
+    round_id = run.run.round_id
     run.by(0, "warmup_witness", 0).refused("StaleHeight")
     world.advance(40, 0)
     # the time is up, but the first round has no seed
     run.tick().refused("NothingToTick")
     world.advance(0)
     run.tick().ok()
-    assert run.run.round_id != named
+    assert run.run.round_id != round_id
     assert run.run.state is RunState.ROUND_TRAIN
 
 

@@ -167,7 +167,7 @@ def test_newcomers_that_drop_first_returner_replace_nothing(
     world.advance(36)
     run.tick(first).ok()
     assert run.run.state is RunState.WARMUP
-    others = {index: held for index, held in FOUNDERS.items() if index != first}
+    others = {index: tier for index, tier in FOUNDERS.items() if index != first}
     join(run, others)
     begin(run, NEWCOMERS[0])
     own = 1 << run.seat_of(first)

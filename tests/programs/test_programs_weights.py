@@ -27,11 +27,11 @@ def epoch(run: Scenario, silent: dict[int, int] | None = None) -> None:
     while run.run.state.training:
         current = run.run.current
         judged = run.run.round(run.run.config.judged(current.height))
-        seen = judged.roster if judged else 0
+        participation = judged.roster if judged else 0
         for index, delivers in (silent or {}).items():
             if judged and judged.height >= delivers:
-                seen &= ~(1 << run.seat_of(index))
-        run.witness_round(participation=seen)
+                participation &= ~(1 << run.seat_of(index))
+        run.witness_round(participation=participation)
     run.world.advance(31)
     run.tick().ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
@@ -64,13 +64,13 @@ def test_member_without_share_next_to_large_weight_keeps_vote(world: World) -> N
             owing = run.owing()
             owed |= owing
             run.witness_round(participation=owing)
-        asked = [
+        attesters = [
             index
             for index in declared
             if committee.levels_to_attest(run.run, run.members, run.seat_of(index))
         ]
-        assert asked == list(declared)
-        for index in asked:
+        assert attesters == list(declared)
+        for index in attesters:
             run.attest(index, {0: b"t" * 32})
         run.world.advance(31)
         run.tick(1).ok()
@@ -314,12 +314,12 @@ def test_counts_of_many_members_are_exact() -> None:
         missing = bitmap.from_seats(
             seat for seat in range(0, 200, 25) if (height + seat) % 8 >= seat // 25
         )
-        seen = before.roster & ~missing if before else 0
-        run.witness_round(participation=seen)
+        participation = before.roster & ~missing if before else 0
+        run.witness_round(participation=participation)
         if before:
             judged += 1
             assert run.run.step == step + 1
-            for seat in bitmap.seats(seen):
+            for seat in bitmap.seats(participation):
                 counts[seat] += 1
     run.world.advance(31)
     run.tick().ok()

@@ -33,7 +33,7 @@ from programs.oracle_records import (
     UNKNOWN,
     WAITS,
     Knowledge,
-    Named,
+    NamedCheckpoint,
     OracleCase,
     OracleMembership,
     OracleRound,
@@ -50,7 +50,8 @@ OFTEN = 8
 """Failures minus deliveries after which a member is dropped for its levels."""
 ABSENT = 2
 """Failures that a level's only holder may have without losing its vote."""
-EARLIER = 3
+EARLIER_CHECKPOINTS = 3
+"""Checkpoints that a run remembers before its durable one."""
 MEDIANS = 8
 """Maximum weight of a member, in multiples of the median weight."""
 DAY = 24 * 60 * 60
@@ -112,8 +113,8 @@ class Transitions:
         self.reason = ExitReason.NONE
         self.finishers = 0
         self.known = Knowledge((UNKNOWN,) * levels, 0, 0, 0, ModelSource.CHECKPOINT, 0)
-        self.durable = Named((UNKNOWN,) * levels, 0, 0)
-        self.earlier: list[Named | None] = [None] * EARLIER
+        self.durable = NamedCheckpoint((UNKNOWN,) * levels, 0, 0)
+        self.earlier: list[NamedCheckpoint | None] = [None] * EARLIER_CHECKPOINTS
         """The checkpoints before it, newest first."""
         self.kept: tuple[Knowledge, int] | None = None
         """Knowledge of the model and the first untrained sequence, restored if the epoch is undone.
@@ -161,16 +162,18 @@ class Transitions:
         """Return the round `back` rounds before this one, as long as it is stored."""
         return self.rounds[-1 - back] if back < min(len(self.rounds), STORED_ROUNDS) else None
 
-    def named(self, at: RoundId, back: int) -> bool:
-        found = self._past(back)
-        if found is None:  # the warm-up before round 0
+    def is_round(self, at: RoundId, back: int) -> bool:
+        """Return whether `at` identifies the round `back` rounds before this one."""
+        past = self._past(back)
+        if past is None:  # the warm-up before round 0
             return not self.rounds and not back and at == RoundId(self.epoch, 0, 0)
-        return at == RoundId(self.epoch, found.height, found.seed or 0)
+        return at == RoundId(self.epoch, past.height, past.seed or 0)
 
     def _passed(self, since: int, seconds: int) -> bool:
         return self.now > since and self.now >= since + seconds
 
-    def _own(self, number: int, wallet: int) -> None:
+    def _require_own_seat(self, number: int, wallet: int) -> None:
+        """Refuse a wallet that does not have this seat, or whose member is not healthy."""
         own = number < len(self.members) and self.members[number].wallet == wallet
         require(own and self.members[number].state is MemberState.HEALTHY, "SeatMismatch")
 
@@ -252,11 +255,11 @@ class Transitions:
             jury = self._jury_of(round, number)
             if chosen and len(jury) >= 3 and self.shares(round).get(number):
                 drawn[newcomer].append((random, number))
-        found = {}
+        audits = {}
         for random, number in sorted(drawn[False])[:4] + sorted(drawn[True])[:4]:
             jury = self._jury_of(round, number)
-            found[number] = jury[random % 2**32 * len(jury) >> 32], jury
-        return found
+            audits[number] = jury[random % 2**32 * len(jury) >> 32], jury
+        return audits
 
     def _jury_of(self, round: OracleRound, target: int) -> list[int]:
         tier = self.members[target].tier
@@ -309,7 +312,8 @@ class Transitions:
         ]
         return [self.members[one] for one in (*bitmap.seats(gone), *recent)]
 
-    def _half(self, seat: Seat) -> bool:
+    def _delivered_half(self, seat: Seat) -> bool:
+        """Return whether a member delivered in half of the rounds, with a score of 0 or more."""
         return 2 * seat.delivered >= self.judged and seat.shown >= 0
 
     def judge(self) -> None:
@@ -341,7 +345,7 @@ class Transitions:
             if (
                 whole
                 and number in agreed
-                and all(votes.count(True) >= wanted for votes, wanted, _ in recorded)
+                and all(votes.count(True) >= needed for votes, needed, _ in recorded)
             ):
                 seat.shown = min(63, seat.shown + 1)
             elif result is None:
@@ -380,29 +384,29 @@ class Transitions:
         The two numbers after it are how many must record it, and how many must deny it.
         """
         known = bool(self.known_levels >> level & 1)
-        asked = [
+        level_votes = [
             vote for vote in round.votes if not known or bitmap.contains(self.judges, vote.seat)
         ]
-        asked = [vote for vote in asked if self.members[vote.seat].tier <= level]
-        votes = [vote.held.get(number) == result for vote in asked]
+        level_votes = [vote for vote in level_votes if self.members[vote.seat].tier <= level]
+        votes = [vote.held.get(number) == result for vote in level_votes]
         may = not known or bitmap.contains(self.judges, number)  # an accused judge votes for itself
-        others = len(votes) + (may and number not in [vote.seat for vote in asked])
+        others = len(votes) + (may and number not in [vote.seat for vote in level_votes])
         needed = self._decides(round, level, len(votes))
         if known and not round.established and level == self.levels - 1 and len(votes) == 2:
             needed = 1  # a majority of all witnesses has recorded the leading result
         return votes, needed, self._decides(round, level, others)
 
-    def _decides(self, round: OracleRound, level: int, asked: int) -> int:
+    def _decides(self, round: OracleRound, level: int, count: int) -> int:
         """Return how many votes decide. For a level that nobody has shown, absent witnesses that
         may hold it count.
         """
         if self.known_levels >> level & 1:
-            return quorum(asked)
+            return quorum(count)
         silent_holders = sum(
             not bitmap.contains(round.voters, one) and self.members[one].tier <= level
             for one in round.members
         )
-        return (asked + min(round.elected - len(round.votes), silent_holders)) // 2 + 1
+        return (count + min(round.elected - len(round.votes), silent_holders)) // 2 + 1
 
     def _remaining(self, round: OracleRound) -> list[Vote]:
         return [
@@ -426,8 +430,8 @@ class Transitions:
         if not self.config.witness_nodes:
             return judges.elected
         established = judges.roster & self.judges
-        asked = established if judges.established and established & self.healthy else judges.roster
-        return max(judges.elected, min(asked.bit_count(), MAX_WITNESSES))
+        jury = established if judges.established and established & self.healthy else judges.roster
+        return max(judges.elected, min(jury.bit_count(), MAX_WITNESSES))
 
     def incomplete(self, judges: OracleRound, judged: OracleRound) -> int:
         """Return the members that often, and now again, delivered incomplete levels.
@@ -479,8 +483,8 @@ class Transitions:
         established = self.members[number].established
         judges = bitmap.contains(self.judges, number)
         proven = bitmap.contains(self.proven, number)
-        shown = self.members[number].shown if self.counts(number) else 0
-        return established, judges, proven, shown
+        score = self.members[number].shown if self.counts(number) else 0
+        return established, judges, proven, score
 
     def has_attested(self, number: int) -> bool:
         """Return whether a seat has attested a level in this cooldown."""
@@ -492,8 +496,8 @@ class Transitions:
         number = self.find(wallet)
         if number is None:
             number = self.find(NOBODY)
-            held = self.memberships[wallet]
-            seat = Seat(wallet, points=held.points, slashed=held.slashed)
+            membership = self.memberships[wallet]
+            seat = Seat(wallet, points=membership.points, slashed=membership.slashed)
             if number is None:
                 number = len(self.members)
                 self.members.append(seat)
@@ -501,20 +505,22 @@ class Transitions:
             self.finishers &= ~(1 << number)
         return number
 
-    def _settle_seat(self, seat: Seat, held: OracleMembership) -> None:
+    def _settle_seat(self, seat: Seat, membership: OracleMembership) -> None:
         """Copy what the seat says into its membership. Count a lost bond as forfeited."""
-        held.points = seat.points
-        held.slashed = seat.slashed
+        membership.points = seat.points
+        membership.slashed = seat.slashed
         began = bitmap.contains(self.began, self.members.index(seat))
         if began and seat.weight and seat.last_epoch == self.rostered:
-            _, delivered, due = held.epoch if held.epoch[0] == self.rostered else (0, 0, 0)
-            held.delivered += max(0, seat.delivered - delivered)
-            held.due += max(0, self.judged - due)
-            held.epoch = self.rostered, seat.delivered, self.judged
+            _, delivered, due = (
+                membership.epoch if membership.epoch[0] == self.rostered else (0, 0, 0)
+            )
+            membership.delivered += max(0, seat.delivered - delivered)
+            membership.due += max(0, self.judged - due)
+            membership.epoch = self.rostered, seat.delivered, self.judged
         if seat.forfeited:
             seat.forfeited = False
-            held.forfeited, held.bond = held.forfeited + held.bond, 0
-            held.ejections += 1
+            membership.forfeited, membership.bond = membership.forfeited + membership.bond, 0
+            membership.ejections += 1
 
     def _withdraw(self, seat: Seat, *, restarted: bool = False) -> None:
         if seat.state is MemberState.HEALTHY and restarted and self.state.training:
@@ -527,7 +533,7 @@ class Transitions:
 
     def _exit(self, seat: Seat, state: MemberState) -> None:
         if self.state is not RunState.COOLDOWN:
-            enough = state is not MemberState.EJECTED and self._half(seat)
+            enough = state is not MemberState.EJECTED and self._delivered_half(seat)
             seat.established &= state is not MemberState.EJECTED
             self.proven &= ~(0 if enough else 1 << self._claim(seat.wallet))
         seat.state = state
@@ -670,12 +676,12 @@ class Transitions:
         if self._established().bit_count() >= 3 and self.judges:
             self.kept = (self.known, self.first_untrained)
         if self.known.source is ModelSource.PEERS:
-            held = self._held(self._trusted_finishers() & waiting)
-            lost = self._beyond_checkpoint() & ~held
-            if lost or not held:
+            levels = self._held(self._trusted_finishers() & waiting)
+            lost = self._beyond_checkpoint() & ~levels
+            if lost or not levels:
                 self.kept = (self.known, self.first_untrained)
-            marked = self.known.lost if held else 0
-            self._go_back(lost, whole=not held)
+            marked = self.known.lost if levels else 0
+            self._go_back(lost, whole=not levels)
             self.known = replace(self.known, lost=lost | marked)
         self.epoch_since = self.now
         self.start_step = self.step
@@ -768,13 +774,13 @@ class Transitions:
         return True
 
     def _start_round(self, height: int, unsettled: int) -> None:
-        wanted = 0 if self.draining else assignment.batch_size(self.config, self.data_index)
+        batch_size = 0 if self.draining else assignment.batch_size(self.config, self.data_index)
         batch: list[Interval] = []
         for waits in self.intervals()[:REDO]:
-            taken = min(waits.len, wanted - sum(piece.len for piece in batch))
+            taken = min(waits.len, batch_size - sum(piece.len for piece in batch))
             batch += [Interval(waits.start, taken)] if taken else []
             self.backlog -= set(range(waits.start, waits.start + taken))
-        fresh = wanted - sum(piece.len for piece in batch)
+        fresh = batch_size - sum(piece.len for piece in batch)
         roster, self.next_roster = self.next_roster, self.healthy
         established = self.rounds[-1].established if height else self._enough()
         alone = established and bool(roster & ~self.judges) and not self._has_room(BACKLOG // 2)
@@ -783,7 +789,7 @@ class Transitions:
             own = sum(
                 weight for number, weight in weights.items() if bitmap.contains(self.judges, number)
             )
-            fresh = max(0, wanted * own // sum(weights.values()) - (wanted - fresh))
+            fresh = max(0, batch_size * own // sum(weights.values()) - (batch_size - fresh))
         if fresh and self._has_room(0):
             batch.append(Interval(self.data_index, fresh))
             self.data_index += fresh
@@ -918,9 +924,9 @@ class Transitions:
             gaps = list(judged.batch)
         self._put_back(gaps)
         again = numbers(gaps)
-        done = numbers(judged.batch) - again
-        assert not done & self.trained, "a sequence is trained twice"
-        self.trained |= done
+        sequences = numbers(judged.batch) - again
+        assert not sequences & self.trained, "a sequence is trained twice"
+        self.trained |= sequences
         if (
             agreed == judged.roster
         ):  # a quorum recorded a result of every member, including those that owed none
@@ -939,13 +945,13 @@ class Transitions:
         if round.established:
             return attested, delivered
         if len(round.votes) == round.elected:
-            named = bitmap.from_seats(self._by_most(round)) & judged.roster
+            by_majority = bitmap.from_seats(self._by_most(round)) & judged.roster
         else:
-            named = bitmap.from_seats(
+            by_majority = bitmap.from_seats(
                 one for one in judged.members if not self._left_out(round, one)
             )
         owed_nothing = attested & ~delivered
-        return named | owed_nothing, named & ~owed_nothing
+        return by_majority | owed_nothing, by_majority & ~owed_nothing
 
     @staticmethod
     def _left_out(round: OracleRound, number: int) -> bool:
@@ -964,10 +970,10 @@ class Transitions:
 
     def _recorded(self, round: OracleRound, least: int) -> dict[int, int]:
         """Return the results that at least `least` of a round's witnesses recorded."""
-        found = Counter(
+        counts = Counter(
             (number, result) for vote in round.votes for number, result in vote.held.items()
         )
-        return {number: result for (number, result), votes in found.items() if votes >= least}
+        return {number: result for (number, result), votes in counts.items() if votes >= least}
 
     def _put_back(self, intervals: Iterable[Interval]) -> None:
         more = numbers(intervals)
@@ -1003,7 +1009,7 @@ class Transitions:
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
             for number in bitmap.seats(self.proven & self.healthy):
-                self.proven &= ~(0 if self._half(self.members[number]) else 1 << number)
+                self.proven &= ~(0 if self._delivered_half(self.members[number]) else 1 << number)
             for number in bitmap.seats(self.judges & self.healthy):
                 self.proven |= (self.members[number].shown >= 0) << number
         if self.judged and not self.judges:
@@ -1016,7 +1022,7 @@ class Transitions:
                 for one in bitmap.seats(self.healthy & ~self.proven)
                 if self.members[one].tier <= least
             ]
-            idle = [one for one in idle if self._half(self.members[one])]
+            idle = [one for one in idle if self._delivered_half(self.members[one])]
             self.proven |= (
                 bitmap.from_seats(idle) if 4 * len(idle) <= self.proven.bit_count() else 0
             )
@@ -1024,18 +1030,20 @@ class Transitions:
             self.kept = None
         self._enter(RunState.COOLDOWN)
 
-    def _record(self, level: int, found: bytes) -> None:
+    def _record(self, level: int, level_hash: bytes) -> None:
         known = self.known
-        hashes = [found if one == level else old for one, old in enumerate(known.hashes)]
+        hashes = [level_hash if one == level else old for one, old in enumerate(known.hashes)]
         attested = known.attested | 1 << level
         self.known = Knowledge(
             tuple(hashes), attested, self.step, self.first_untrained, known.source, known.lost
         )
 
     def _safe(self) -> bool:
-        held = self._held(self.healthy & self.round.roster)
+        levels = self._held(self.healthy & self.round.roster)
         saved = self.known.step == self.step == self.durable.step
-        return bool(held) and not held & ~self.known.attested and saved and not self.open_cases()
+        return (
+            bool(levels) and not levels & ~self.known.attested and saved and not self.open_cases()
+        )
 
     def _tick_cooldown(self) -> bool:
         if not self._safe():
@@ -1058,9 +1066,9 @@ class Transitions:
         """Return the trained, unattested levels of which half of the committee or more has left."""
         lost = 0
         for level in range(self.levels):
-            asked = self.electees(level)
-            here = [number for number in asked if bitmap.contains(self.healthy, number)]
-            if self.known.hashes[level] == UNATTESTED and 2 * len(here) <= len(asked):
+            electees = self.electees(level)
+            here = [number for number in electees if bitmap.contains(self.healthy, number)]
+            if self.known.hashes[level] == UNATTESTED and 2 * len(here) <= len(electees):
                 lost |= (self.step != self.start_step) << level
         return lost
 
@@ -1113,11 +1121,13 @@ class Transitions:
     def _record_finishers(self, healthy: int, unknown: int) -> None:
         judges = [self.members[number] for number in bitmap.seats(self.judges)]
         judges = [seat for seat in judges if seat.established]
-        shown = min((seat.tier for seat in judges if seat.shown >= 0), default=self.levels)
+        smallest_tier = min((seat.tier for seat in judges if seat.shown >= 0), default=self.levels)
         at_risk = self._established().bit_count() >= 3 and bool(self.judges)
         if not at_risk or self.rounds[-1].established:
             for seat in judges:  # including members that have left
-                seat.established = seat.shown >= 0 or (seat.shown >= -ABSENT and seat.tier < shown)
+                seat.established = seat.shown >= 0 or (
+                    seat.shown >= -ABSENT and seat.tier < smallest_tier
+                )
         for number in bitmap.seats(healthy & self.proven):
             self.members[number].established = True
         trained = healthy & self._established()

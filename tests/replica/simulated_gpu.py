@@ -82,11 +82,11 @@ def _computed(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             f"{func}: expected all tensors to be on the same device, but found {GPU} and {_CPU}"
         )
     on_gpu = bool(there) if func is not _aten.copy_.default else isinstance(args[0], OnGpu)
-    if (asked := kwargs.get("device")) is not None:
-        on_gpu = torch.device(asked).type == "cuda" or _in_backward() or bool(_vmaps)
+    if (device := kwargs.get("device")) is not None:
+        on_gpu = torch.device(device).type == "cuda" or _in_backward() or bool(_vmaps)
         kwargs["device"] = _CPU
-    given = {name: _with_tensors(_inner, value) for name, value in kwargs.items()}
-    out = func(*_with_tensors(_inner, args), **given)
+    arguments = {name: _with_tensors(_inner, value) for name, value in kwargs.items()}
+    out = func(*_with_tensors(_inner, args), **arguments)
     if not on_gpu:
         return out
     # an operation in place returns its argument
@@ -133,9 +133,9 @@ arguments: here on the CPU.
 
 
 @contextlib.contextmanager
-def _nested(*given: Any) -> Iterator[int]:
+def _nested(*args: Any) -> Iterator[int]:
     """Enter a level of `vmap`, and note it."""
-    with vmap_increment_nesting(*given) as level:
+    with vmap_increment_nesting(*args) as level:
         _vmaps.append(level)
         try:
             yield level
@@ -168,22 +168,22 @@ class _Places(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         del types
-        given = dict(kwargs or {})
-        if func in (torch.tensor, torch.as_tensor) and _is_gpu(given.get("device")):
-            return func(*args, **given | {"device": None}).to(GPU)
+        options = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor) and _is_gpu(options.get("device")):
+            return func(*args, **options | {"device": None}).to(GPU)
         first: Any = args[0] if args else None
         if func is Tensor.pin_memory:
             return first.clone() if not isinstance(first, OnGpu) else _refuse("pin")
         if func is Tensor.to and isinstance(first, Tensor):
-            return _copied_to(first, args[1:], given)
+            return _copied_to(first, args[1:], options)
         if not isinstance(first, OnGpu):
-            return func(*args, **given)
+            return func(*args, **options)
         if func in (Tensor.cpu, Tensor.tolist):
             with torch.no_grad():
                 return func(_aten._to_copy.default(first, device=_CPU))
         if func in (Tensor.numpy, Tensor.__array__):
             return _refuse("convert to numpy")
-        return func(*args, **given)
+        return func(*args, **options)
 
 
 def _copied_to(tensor: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

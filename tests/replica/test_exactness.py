@@ -129,22 +129,22 @@ def test_device_emulating_float64_is_refused(monkeypatch: pytest.MonkeyPatch, bi
 
 
 @pytest.mark.parametrize(
-    ("home", "given", "kept"),
+    ("home", "value", "is_kept"),
     [("home", None, True), ("home", "elsewhere", False), ("file", None, False)],
     ids=["unset", "set", "no room for a cache"],
 )
 def test_keep_compiled_names_user_cache_unless_set_or_unwritable(
-    home: str, given: str | None, kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    home: str, value: str | None, is_kept: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / home))
     for name in CACHES:
-        monkeypatch.setenv(name, given or "")
-        if given is None:
+        monkeypatch.setenv(name, value or "")
+        if value is None:
             monkeypatch.delenv(name)
     keep_compiled()
     own = {name: str(tmp_path / home / "aftermath" / part) for name, part in CACHES.items()}
     assert {name: os.environ.get(name) for name in CACHES} == (
-        own if kept else dict.fromkeys(CACHES, given)
+        own if is_kept else dict.fromkeys(CACHES, value)
     )
-    assert all(Path(place).is_dir() is kept for place in own.values())
+    assert all(Path(place).is_dir() is is_kept for place in own.values())

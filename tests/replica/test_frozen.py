@@ -18,10 +18,10 @@ from replica.whole_round import MODELS
 IDS = torch.arange(8)[None]
 
 
-def network(name: str, **said: Any) -> LanguageModel:
+def network(name: str, **options: Any) -> LanguageModel:
     if name.startswith("auto"):
         pytest.importorskip("transformers")
-    config = config_of(MODELS[name] | said)
+    config = config_of(MODELS[name] | options)
     return config.build(0, init_weights(config, 1))
 
 
@@ -53,7 +53,7 @@ def test_interrupted_pass_ends_at_next_module(name: str) -> None:
         called.append(module)
         left -= 1
 
-    seen = register_module_forward_pre_hook(see)
+    hook = register_module_forward_pre_hook(see)
     try:
         left = 100_000
         copied(IDS)
@@ -64,17 +64,17 @@ def test_interrupted_pass_ends_at_next_module(name: str) -> None:
         with pytest.raises(Interrupted):
             copied(IDS)
     finally:
-        seen.remove()
+        hook.remove()
     assert len(called) == 6 < whole
 
 
 def test_interrupted_copy_returns_none() -> None:
-    asked = 0
+    count = 0
 
     def twice() -> bool:
-        nonlocal asked
-        asked += 1
-        return asked <= 2
+        nonlocal count
+        count += 1
+        return count <= 2
 
     assert frozen_copy(network("llama"), twice) is None
-    assert asked == 3
+    assert count == 3

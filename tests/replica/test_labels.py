@@ -34,8 +34,8 @@ def test_labelled_loss_is_equal_for_any_micro_batch(micro: int) -> None:
     expected = F.cross_entropy(other(IDS[:, :-1])[chosen], IDS[:, 1:][chosen])
     expected.backward()
     assert loss == pytest.approx(expected.item(), rel=1e-5)
-    for one, wanted in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, wanted.grad, rtol=1e-4, atol=1e-6)
+    for one, other_parameter in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other_parameter.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_labels_equal_to_tokens_give_pretraining_loss() -> None:

@@ -31,8 +31,8 @@ STEP = 7
 
 
 def fetcher_of(inbox: ResultInbox, parallel: int, deadline_s: float) -> LevelFetcher:
-    given = inbox.ports.transport, inbox.ports.clock, SCHEMA.state, inbox.workers.decode
-    return LevelFetcher(*given, parallel=parallel, deadline_s=deadline_s)
+    parts = inbox.ports.transport, inbox.ports.clock, SCHEMA.state, inbox.workers.decode
+    return LevelFetcher(*parts, parallel=parallel, deadline_s=deadline_s)
 
 
 def replica(seed: int) -> dict[str, torch.Tensor]:
@@ -56,7 +56,7 @@ def offered(inbox: ResultInbox, seat: int, seed: int) -> Offer:
 
 
 def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixture) -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         ours = inbox.transports[0]
         share = ModelShare(inbox.transports[1])
@@ -68,7 +68,7 @@ def test_member_without_snapshot_refuses_silently(caplog: pytest.LogCaptureFixtu
         share.withdraw()
         assert await ask_offers(ours, SCHEMA.state, PEERS, 5) == {}
 
-    run_virtual(story())
+    run_virtual(scenario())
     assert not caplog.records
 
 
@@ -79,11 +79,11 @@ def test_unexpected_offer_error_drops_only_that_offer(
     read = model_sharing.checked
 
     def fragile(reply: bytes, schema: StateSchema) -> SnapshotManifest | None:
-        if (found := read(reply, schema)) is not None and found.step == 666:
+        if (offer := read(reply, schema)) is not None and offer.step == 666:
             raise RecursionError("nobody has thought of it")
-        return found
+        return offer
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         for seat, step in ((1, 666), (2, STEP)):
             ModelShare(inbox.transports[seat]).offer(snapshot(replica(1), SCHEMA.state, 0, step))
@@ -92,67 +92,67 @@ def test_unexpected_offer_error_drops_only_that_offer(
             assert [offer.holders for offer in offers[0]] == [(PEERS[1],)]
 
     monkeypatch.setattr(model_sharing, "checked", fragile)
-    run_virtual(story())
+    run_virtual(scenario())
     assert len(caplog.records) == 1
 
 
 def test_segments_are_fetched_from_all_holders() -> None:
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         offers = [offered(inbox, seat, 1) for seat in (1, 2)]
         weights = blank()
-        wanted = level_hash(replica(1), SCHEMA.state, 0)
+        expected_hash = level_hash(replica(1), SCHEMA.state, 0)
         both = Offer(STEP, offers[0].digests, PEERS)
         assert len(both.digests) >= 2, "the test needs something to spread"
-        await fetcher_of(inbox, 2, 10).fetch(0, [both], weights, wanted)
-        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        await fetcher_of(inbox, 2, 10).fetch(0, [both], weights, expected_hash)
+        assert level_hash(weights, SCHEMA.state, 0) == expected_hash
         assert all(inbox.transports[seat].stats().sent["blob"] > 0 for seat in (1, 2))
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_offers_of_unattested_levels_fetch_nothing() -> None:
     """Only offers with the hash on chain count, for any number and order of peers."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         wrong = offered(inbox, 1, 1)
         right = offered(inbox, 2, 2)
         weights = blank()
-        wanted = level_hash(replica(2), SCHEMA.state, 0)
+        expected_hash = level_hash(replica(2), SCHEMA.state, 0)
         fetcher = fetcher_of(inbox, 2, 10)
         many = Offer(STEP, wrong.digests, PEERS[:1] * 100)
         with pytest.raises(
             ModelUnavailable, match="100 peers offered tensors that differ from the attested ones"
         ):
-            await fetcher.fetch(0, [many], weights, wanted)
+            await fetcher.fetch(0, [many], weights, expected_hash)
         began = inbox.ports.clock.monotonic()
-        await fetcher.fetch(0, [wrong, right], weights, wanted)
-        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        await fetcher.fetch(0, [wrong, right], weights, expected_hash)
+        assert level_hash(weights, SCHEMA.state, 0) == expected_hash
         assert inbox.ports.clock.monotonic() - began < 1
         assert inbox.transports[1].stats().sent["blob"] == 0
         with pytest.raises(ModelUnavailable, match="no peer offers it"):
-            await fetcher.fetch(0, [], weights, wanted)
+            await fetcher.fetch(0, [], weights, expected_hash)
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_false_level_is_detected_at_first_segment() -> None:
     """The digests are right but the bytes are wrong. Another peer then sends the bytes."""
 
-    async def story() -> None:
+    async def scenario() -> None:
         inbox = ResultInbox()
         right = offered(inbox, 2, 2)
         for digest in right.digests:
             inbox.transports[1].forge(digest, b"\x01" * 64)
         both = [Offer(STEP - 1, right.digests, PEERS[:1]), right]
         weights = blank()
-        wanted = level_hash(replica(2), SCHEMA.state, 0)
-        await fetcher_of(inbox, 1, 40).fetch(0, both, weights, wanted)
-        assert level_hash(weights, SCHEMA.state, 0) == wanted
+        expected_hash = level_hash(replica(2), SCHEMA.state, 0)
+        await fetcher_of(inbox, 1, 40).fetch(0, both, weights, expected_hash)
+        assert level_hash(weights, SCHEMA.state, 0) == expected_hash
         assert inbox.transports[1].stats().sent["blob"] == 0
 
-    run_virtual(story())
+    run_virtual(scenario())
 
 
 def test_manifest_beyond_limit_or_schema_is_ignored() -> None:

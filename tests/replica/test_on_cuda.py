@@ -47,7 +47,7 @@ def test_every_optimizer_on_gpu_applies_cpu_results(gpu: torch.device, optimizer
 
 def _same(gpu: torch.device, model: str, optimizer: str) -> None:
     there = play(model, optimizer, CPU)
-    here = play(model, optimizer, gpu, given=there.payloads)
+    here = play(model, optimizer, gpu, other_results=there.payloads)
     assert here.hashes == there.hashes
     assert here.loaded == there.hashes
 
@@ -113,10 +113,10 @@ def test_tokens_are_uploaded_from_pinned_memory_whole(gpu: torch.device) -> None
 
 def _replica(device: torch.device, arithmetic: Arithmetic) -> Replica:
     config = config_of(MODELS["llama"])
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "device": device,
         "pass_size": PassSize(3, "auto"),
         "stopwatch": lambda: 0.0,
     }
     schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
-    return Replica(schema, config, 0, init_weights(config, 3), arithmetic=arithmetic, **given)
+    return Replica(schema, config, 0, init_weights(config, 3), arithmetic=arithmetic, **options)

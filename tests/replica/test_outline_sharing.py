@@ -48,7 +48,7 @@ def receive_outline(
     answers with it.
     """
 
-    async def story() -> Outline | None:
+    async def scenario() -> Outline | None:
         inbox = ResultInbox()
         for seat, outline in outlines.items():
             OutlineShare(inbox.transports[seat], outline)
@@ -59,11 +59,11 @@ def receive_outline(
                 return served
 
             inbox.transports[2].handle(TOPIC, answer)
-        found = await ask_outline(inbox.transports[0], PEERS, of_the_run, inbox.workers.compute)
-        assert found is None or found[1] == SCHEMA
-        return found[0] if found else None
+        received = await ask_outline(inbox.transports[0], PEERS, of_the_run, inbox.workers.compute)
+        assert received is None or received[1] == SCHEMA
+        return received[0] if received else None
 
-    return run_virtual(story())
+    return run_virtual(scenario())
 
 
 def test_outline_config_and_tokenizer_come_from_members() -> None:
@@ -114,8 +114,8 @@ def test_disputed_tokenizer_is_left_out() -> None:
 
 def test_unavailable_files_are_left_out() -> None:
     gone = {name: CompanionFile(len(data), bytes(32)) for name, data in TOKENIZER.items()}
-    said = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
-    assert receive_outline({}, served=said) == Outline(RIGHT)
+    reply = msgspec.msgpack.encode(OutlineReply(Outline(RIGHT).config_json(), gone))
+    assert receive_outline({}, served=reply) == Outline(RIGHT)
 
 
 def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +127,7 @@ def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPa
         await asyncio.sleep(60)
         raise TransportError("nobody sends it")
 
-    async def story() -> float:
+    async def scenario() -> float:
         inbox = ResultInbox()
         transport = inbox.transports[0]
         monkeypatch.setattr(transport, "fetch", endless)
@@ -143,7 +143,7 @@ def test_companion_files_together_have_one_deadline(monkeypatch: pytest.MonkeyPa
         assert outline[0] == Outline(RIGHT)
         return asyncio.get_running_loop().time() - started
 
-    assert run_virtual(story()) < 90
+    assert run_virtual(scenario()) < 90
 
 
 CONFIG_JSON = Outline(RIGHT).config_json()

@@ -88,21 +88,21 @@ def _payloads(pass_size: PassSize) -> dict[int, bytes]:
 @pytest.mark.parametrize("kind", FILES)
 def test_recomputed_layers_have_equal_gradients(kind: str, tier: int) -> None:
     config = config_of(FILES[kind])
-    found = []
+    gradients = []
     for recompute in (False, True):
         model = config.build(tier, init_weights(config, 1, tier))
         model.recompute = recompute
         model.loss(SEQUENCES).backward()
-        found.append({name: parameter.grad for name, parameter in model.named_parameters()})
-    for name, gradient in found[0].items():
+        gradients.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    for name, gradient in gradients[0].items():
         assert gradient is not None
-        other = found[1][name]
+        other = gradients[1][name]
         assert other is not None
         assert torch.equal(gradient, other), name
 
 
 def test_recomputed_layers_keep_less_memory() -> None:
-    kept = []
+    totals = []
     for recompute in (False, True):
         model = config_of(SHAPE).build(0, init_weights(config_of(SHAPE), 1))
         model.recompute = recompute
@@ -114,8 +114,8 @@ def test_recomputed_layers_keep_less_memory() -> None:
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             model.loss(SEQUENCES)
-        kept.append(sum(sizes))
-    assert kept[1] < kept[0] / 3
+        totals.append(sum(sizes))
+    assert totals[1] < totals[0] / 3
 
 
 @pytest.mark.parametrize(
@@ -132,18 +132,18 @@ def test_loss_computed_in_parts_equals_loss(
 ) -> None:
     config = config_of(FILES[kind])
     targets = SEQUENCES.roll(1, 1).masked_fill(SEQUENCES % 5 == 0, -100) if labels else None
-    found = []
+    results = []
     for at_once in (network.LOGITS_AT_ONCE, rows * config.vocab_size):
         monkeypatch.setattr(network, "LOGITS_AT_ONCE", at_once)
         model = config.build(0, init_weights(config, 1))
         loss = model.loss(SEQUENCES, targets)
         loss.backward()
-        found.append(
+        results.append(
             (loss.item(), {name: parameter.grad for name, parameter in model.named_parameters()})
         )
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-6)
-    for name, gradient in found[0][1].items():
-        torch.testing.assert_close(found[1][1][name], gradient, rtol=1e-4, atol=1e-7)
+    assert results[1][0] == pytest.approx(results[0][0], rel=1e-6)
+    for name, gradient in results[0][1].items():
+        torch.testing.assert_close(results[1][1][name], gradient, rtol=1e-4, atol=1e-7)
 
 
 # --- what fits ------------------------------------------------------------------------------------
@@ -178,13 +178,13 @@ def test_pass_size_shrinks_to_the_smallest(kind: Checkpointing, steps: int) -> N
 
 
 def test_auto_pass_size_trains_like_explicit_size() -> None:
-    found = PassSize(AUTO, "auto")
-    payloads = _payloads(found)
-    assert not found.unknown
-    assert not found.recompute
-    (said,) = found.news()
-    assert "which fit into" in said
-    assert payloads == _payloads(PassSize(found.size, "off"))
+    pass_size = PassSize(AUTO, "auto")
+    payloads = _payloads(pass_size)
+    assert not pass_size.unknown
+    assert not pass_size.recompute
+    (message,) = pass_size.news()
+    assert "which fit into" in message
+    assert payloads == _payloads(PassSize(pass_size.size, "off"))
 
 
 def test_free_memory_is_positive_and_below_a_terabyte() -> None:
@@ -261,7 +261,7 @@ print(passes.size, passes.news())
 
 @pytest.mark.slow
 def test_system_allocator_error_halves_the_passes() -> None:
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", LIMITED],
         capture_output=True,
         text=True,
@@ -269,10 +269,10 @@ def test_system_allocator_error_halves_the_passes() -> None:
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
-    assert done.returncode == 0, done.stderr
-    size, _, said = done.stdout.partition(" ")
+    assert completed.returncode == 0, completed.stderr
+    size, _, message = completed.stdout.partition(" ")
     assert 1 <= int(size) < 32
-    assert "out of memory: using passes of" in said
+    assert "out of memory: using passes of" in message
 
 
 def test_network_without_checkpointing_reports_it() -> None:

@@ -44,12 +44,12 @@ def replica(arithmetic: Arithmetic) -> Replica:
     config = config_of(MODELS["llama"])
     schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
     weights = init_weights(config, 3)
-    given: dict[str, Any] = {
+    options: dict[str, Any] = {
         "device": CPU,
         "pass_size": PassSize(3, "auto"),
         "stopwatch": lambda: 0.0,
     }
-    return Replica(schema, config, 0, weights, arithmetic=arithmetic, **given)
+    return Replica(schema, config, 0, weights, arithmetic=arithmetic, **options)
 
 
 def gradients(passes: Passes, model: nn.Module) -> dict[str, Tensor]:
@@ -75,7 +75,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> dict[str, bool]:
 
 
 @pytest.mark.parametrize(
-    ("device", "has", "precision", "compiled", "wanted"),
+    ("device", "has", "precision", "compiled", "expected"),
     [
         ("cpu", True, "auto", "auto", Arithmetic(bf16=False, compiled=False)),
         ("cuda:0", True, "auto", "auto", Arithmetic(bf16=True, compiled=True)),
@@ -92,10 +92,10 @@ def test_auto_arithmetic_is_bf16_on_gpus_and_compiled_on_cuda(
     has: bool,
     precision: Precision,
     compiled: Compile,
-    wanted: Arithmetic,
+    expected: Arithmetic,
 ) -> None:
     machine[device[:4].rstrip(":")] = has
-    assert arithmetic_of(torch.device(device), precision, compiled) == wanted
+    assert arithmetic_of(torch.device(device), precision, compiled) == expected
 
 
 @pytest.mark.parametrize("device", ["cuda:1", "mps"])
@@ -112,36 +112,38 @@ def test_bf16_on_unsupported_device_raises(machine: dict[str, bool], device: str
 def test_bf16_passes_give_gradients_close_to_fp32(model: str) -> None:
     plain = network(model)
     cast = network(model)
-    wanted = gradients(Passes(plain), plain)
-    found = gradients(Passes(cast, BF16), cast)
-    assert found.keys() == wanted.keys()
-    assert {tensor.dtype for tensor in (*found.values(), *cast.parameters())} == {torch.float32}
-    assert any(not torch.equal(found[name], wanted[name]) for name in wanted)
+    expected = gradients(Passes(plain), plain)
+    bf16_gradients = gradients(Passes(cast, BF16), cast)
+    assert bf16_gradients.keys() == expected.keys()
+    assert {tensor.dtype for tensor in (*bf16_gradients.values(), *cast.parameters())} == {
+        torch.float32
+    }
+    assert any(not torch.equal(bf16_gradients[name], expected[name]) for name in expected)
     flat, other = (
-        torch.cat([tensors[name].flatten() for name in sorted(wanted)])
-        for tensors in (found, wanted)
+        torch.cat([tensors[name].flatten() for name in sorted(expected)])
+        for tensors in (bf16_gradients, expected)
     )
     assert torch.nn.functional.cosine_similarity(flat, other, 0) > 0.99
 
 
 def test_residual_stream_and_loss_stay_fp32() -> None:
     model = network("llama")
-    seen = set()
+    dtypes = set()
     for layer in (module for module in model.modules() if isinstance(module, LlamaLayer)):
-        layer.register_forward_hook(lambda module, given, out: seen.add(out.dtype))
-        layer.mlp.register_forward_hook(lambda module, given, out: seen.add(("mlp", out.dtype)))
+        layer.register_forward_hook(lambda module, inputs, out: dtypes.add(out.dtype))
+        layer.mlp.register_forward_hook(lambda module, inputs, out: dtypes.add(("mlp", out.dtype)))
     assert Passes(model, BF16).loss(SHARE).dtype == torch.float32
-    assert seen == {torch.float32, ("mlp", torch.bfloat16)}
+    assert dtypes == {torch.float32, ("mlp", torch.bfloat16)}
 
 
 @pytest.mark.parametrize("model", ["deepseek-v2", "deepseek-v3"])
 def test_bf16_chooses_same_experts_as_fp32(model: str) -> None:
     gate = next(module for module in network(model).modules() if isinstance(module, Gate))
     hidden = torch.randn(200, 32, generator=torch.Generator().manual_seed(1))
-    wanted = gate(hidden)
+    expected = gate(hidden)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = gate(hidden)
-    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+        choice = gate(hidden)
+    assert all(torch.equal(one, other) for one, other in zip(choice, expected, strict=True))
 
 
 def test_round_trained_in_bf16_applies_like_any_other() -> None:
@@ -185,10 +187,10 @@ def test_compiler_that_fails_is_reported_once(
             for own in (one, other)
         ]
     assert results[0] == results[1]
-    (said,) = [
+    (message,) = [
         record.getMessage() for record in caplog.records if record.name.startswith("aftermath")
     ]
-    assert said == "training without torch.compile, which failed: no compiler here"
+    assert message == "training without torch.compile, which failed: no compiler here"
 
 
 def test_compiler_out_of_memory_stays_enabled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,11 +206,11 @@ def test_compiler_out_of_memory_stays_enabled(monkeypatch: pytest.MonkeyPatch) -
 
 def test_only_first_kind_of_passes_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each new shape is tried once, with a backward pass."""
-    seen: list[tuple[int, ...]] = []
+    shapes: list[tuple[int, ...]] = []
 
     def compile_nothing(loss: Loss) -> Loss:
         def noted(input_ids: Tensor, labels: Tensor | None = None) -> Tensor:
-            seen.append(tuple(input_ids.shape))
+            shapes.append(tuple(input_ids.shape))
             return loss(input_ids, labels)
 
         return noted
@@ -223,11 +225,11 @@ def test_only_first_kind_of_passes_is_compiled(monkeypatch: pytest.MonkeyPatch) 
         (SHARE, SHARE),
     ):
         passes.loss(shares, labels)
-    assert seen == [(5, 16)] * 3, "one try and two passes"
+    assert shapes == [(5, 16)] * 3, "one try and two passes"
     passes.loss(SHARE[:3])
-    assert seen[3:] == [(3, 16)] * 2
+    assert shapes[3:] == [(3, 16)] * 2
     passes.plain().loss(SHARE)
-    assert len(seen) == 5
+    assert len(shapes) == 5
 
 
 @pytest.mark.parametrize(
@@ -269,10 +271,10 @@ def test_machine_without_compiler_trains_uncompiled(
     ):
         compiled, plain = (own.loss(SHARE) for own in passes)
     assert torch.equal(compiled, plain)
-    (said,) = [
+    (message,) = [
         record.getMessage() for record in caplog.records if record.name.startswith("aftermath")
     ]
-    assert said.startswith("training without torch.compile, which failed: ")
+    assert message.startswith("training without torch.compile, which failed: ")
 
 
 @pytest.fixture(
@@ -309,9 +311,9 @@ def test_compiled_pass_gradients_equal_eager_gradients(
     plain = network("llama")
     compiled = network("llama")
     passes = Passes(compiled, Arithmetic(compiled=True))
-    wanted = gradients(Passes(plain), plain)
-    found = gradients(passes, compiled)
+    expected = gradients(Passes(plain), plain)
+    compiled_gradients = gradients(passes, compiled)
     assert not [record for record in caplog.records if record.name.startswith("aftermath")]
-    assert found.keys() == wanted.keys()
-    for name, gradient in wanted.items():
-        torch.testing.assert_close(found[name], gradient, rtol=1e-3, atol=1e-6)
+    assert compiled_gradients.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(compiled_gradients[name], gradient, rtol=1e-3, atol=1e-6)

@@ -54,18 +54,18 @@ def _gradient(
     replica: Replica, monkeypatch: pytest.MonkeyPatch, sequences: torch.Tensor
 ) -> dict[str, torch.Tensor]:
     """Return the gradient that a replica passes to its optimizer for these sequences."""
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     result = replica.optimizer._result
     compress = result.compress
 
-    def note(made: PseudoGradient) -> dict[int, bytes]:
-        found.update({name: grad.clone() for name, grad in made.tensors.items()})
-        return compress(made)
+    def note(gradient: PseudoGradient) -> dict[int, bytes]:
+        tensors.update({name: grad.clone() for name, grad in gradient.tensors.items()})
+        return compress(gradient)
 
     with monkeypatch.context() as patch:
         patch.setattr(result, "compress", note)
         replica.train(sequences, 0.1, 0.1, threading.Event())
-    return found
+    return tensors
 
 
 def _norm(grads: dict[str, torch.Tensor]) -> float:
@@ -101,11 +101,11 @@ def test_gradient_equals_share_mean_for_any_micro_batch(
     model = _replica(tier=tier).model
     model.loss(SEQUENCES).backward()
     expected = {name: p.grad for name, p in model.named_parameters()}
-    found = _gradient(_replica(micro, tier), monkeypatch, SEQUENCES)
-    assert found.keys() == expected.keys()
+    gradient = _gradient(_replica(micro, tier), monkeypatch, SEQUENCES)
+    assert gradient.keys() == expected.keys()
     for name, grad in expected.items():
         assert grad is not None
-        torch.testing.assert_close(found[name], grad, rtol=1e-4, atol=1e-6)
+        torch.testing.assert_close(gradient[name], grad, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("micro", [1, 4, 6])
@@ -162,8 +162,8 @@ def test_pass_settings_name_precision_of_passes_and_steps(
     monkeypatch.setattr("aftermath.optim.muon.at_once", lambda device: muon_in_bf16)
     settings = SparseLoCo(inner_optimizer=inner_optimizer)  # type: ignore[arg-type]
     schema = Schema(SCHEMA.state, settings)
-    found = pass_settings(schema, 8, CPU, bf16=bf16)
-    assert found == PassSettings(8, products, steps, False, device_kind(CPU))
+    pass_options = pass_settings(schema, 8, CPU, bf16=bf16)
+    assert pass_options == PassSettings(8, products, steps, False, device_kind(CPU))
 
 
 def test_pass_settings_of_unrepeatable_passes_name_no_device() -> None:

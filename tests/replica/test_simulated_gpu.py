@@ -61,7 +61,7 @@ def test_simulated_gpu_rounds_equal_cpu_bits(model: str, optimizer: str) -> None
     # with torch's attention on a GPU, which rounds differently
     shares_heads = "num_key_value_heads" in MODELS[model]
     with gpu_at_hand() as gpu:
-        here = play(model, optimizer, gpu, given=there.payloads if shares_heads else None)
+        here = play(model, optimizer, gpu, other_results=there.payloads if shares_heads else None)
     assert here.hashes == there.hashes
     assert shares_heads or here.payloads == there.payloads
     assert here.loaded == here.hashes
@@ -76,12 +76,12 @@ def test_simulated_gpu_measures_speed_and_writes_text() -> None:
         schema = build_schema(config.to_hf(), 3, OPTIMIZERS["distro"])
         weights = init_weights(config, 3)
         clock = itertools.count()
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "device": gpu,
             "pass_size": PassSize(2, "auto"),
             "stopwatch": lambda: float(next(clock)),
         }
-        replica = Replica(schema, config, 0, weights, **given)
+        replica = Replica(schema, config, 0, weights, **options)
         assert replica.measure_weight(16, 100.0) == 60 * 2
         here = generate(replica.model, [1, 2, 3], new_tokens=5, temperature=1.0, seed=2)
         loss = loss_on(replica.model, torch.arange(32).view(2, 16))
@@ -102,11 +102,11 @@ def test_simulated_gpu_bf16_passes_have_gpu_types(
     config = config_of(MODELS[model])
     monkeypatch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: True)
-    seen: set[tuple[str, torch.dtype, str]] = set()
+    output_types: set[tuple[str, torch.dtype, str]] = set()
 
-    def note(module: torch.nn.Module, given: object, out: object) -> None:
+    def note(module: torch.nn.Module, args: object, out: object) -> None:
         if isinstance(out, torch.Tensor):
-            seen.add((type(module).__name__, out.dtype, out.device.type))
+            output_types.add((type(module).__name__, out.dtype, out.device.type))
 
     with FakeTensorMode(shape_env=ShapeEnv()):
         shapes = config.parameter_shapes()
@@ -119,8 +119,8 @@ def test_simulated_gpu_bf16_passes_have_gpu_types(
             torch.zeros(2, 16, dtype=torch.int64, device=GPU)
         )
     assert (loss.dtype, loss.device) == (torch.float32, GPU)
-    assert {device for _, _, device in seen} == {"cuda"}
-    types = {(name, dtype) for name, dtype, _ in seen}
+    assert {device for _, _, device in output_types} == {"cuda"}
+    types = {(name, dtype) for name, dtype, _ in output_types}
     products = {"Linear", "Conv1D"} & {name for name, _ in types}
     assert all(
         (name, torch.bfloat16) in types and (name, torch.float32) not in types for name in products

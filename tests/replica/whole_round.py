@@ -120,13 +120,13 @@ def play(
     model: str,
     optimizer: str,
     device: torch.device,
-    given: Sequence[Sequence[Mapping[int, bytes]]] | None = None,
+    other_results: Sequence[Sequence[Mapping[int, bytes]]] | None = None,
 ) -> Left:
     """Play two rounds with replicas of tiers 0, 1 and 2 (all of tier 0 for a model with one tier),
     and load their final state.
 
     Each replica trains, encodes, and applies all results: those of this device, or those in
-    `given`.
+    `other_results`.
     """
     config = config_of(MODELS[model])
     tiers = (0, 1, 2) if not model.startswith("auto") else (0, 0, 0)
@@ -149,7 +149,9 @@ def play(
         ]
         payloads.append(results)
         for replica in replicas:
-            replica.apply(votes_of(schema, replica, given[later] if given else results), 1e-2)
+            replica.apply(
+                votes_of(schema, replica, other_results[later] if other_results else results), 1e-2
+            )
         state = replicas[0].optimizer.state()
         replicas[0].optimizer.reset()
         replicas[0].optimizer.restore(state)

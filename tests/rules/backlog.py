@@ -57,10 +57,10 @@ class Backlog:
             del left[0]
         return tuple(taken), Backlog(tuple(left))
 
-    def batch(self, wanted: int) -> int:
-        """Return the sequences of a round of `wanted` sequences, taken from this backlog."""
-        taken, left = self.take(wanted)
-        return wanted if left.has_room(0) else sum(interval.len for interval in taken)
+    def batch(self, size: int) -> int:
+        """Return the sequences of a round of `size` sequences, taken from this backlog."""
+        taken, left = self.take(size)
+        return size if left.has_room(0) else sum(interval.len for interval in taken)
 
 
 @dataclass(frozen=True, slots=True)

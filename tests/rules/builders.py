@@ -41,12 +41,12 @@ IDLE_SEAT = Seat(
 )
 
 
-def config(**given: int) -> Config:
+def config(**overrides: int) -> Config:
     values = {field.name: 0 for field in fields(Config)}
-    return Config(**values | {"overlap": 1} | given)
+    return Config(**values | {"overlap": 1} | overrides)
 
 
-def header(roster: int, **given: Any) -> Round:
+def header(roster: int, **overrides: Any) -> Round:
     clients = roster.bit_count()
     values: dict[str, Any] = {field.name: 0 for field in fields(Round)} | {"redo": ()}
     values |= {
@@ -56,16 +56,16 @@ def header(roster: int, **given: Any) -> Round:
         "elected": program_rules.elected_count(0, clients),
         "established": EstablishedOnly.NOTHING,
     }
-    return Round(**(values | given))
+    return Round(**(values | overrides))
 
 
-def seat(index: int, **given: Any) -> Seat:
+def seat(index: int, **overrides: Any) -> Seat:
     values: dict[str, Any] = {field.name: getattr(IDLE_SEAT, field.name) for field in fields(Seat)}
     values |= {"signer": index.to_bytes(32, "big"), "used": True, "state": MemberState.HEALTHY}
-    return Seat(**(values | given))
+    return Seat(**(values | overrides))
 
 
-def members(seats: dict[int, Seat], **given: Any) -> Members:
+def members(seats: dict[int, Seat], **overrides: Any) -> Members:
     """Return members with these seats. By default they have delivered everything that was
     judged.
     """
@@ -86,10 +86,10 @@ def members(seats: dict[int, Seat], **given: Any) -> Members:
         "healthy": healthy,
     }
     values |= {"seats": tuple(seats.get(index, IDLE_SEAT) for index in range(bitmap.MAX_MEMBERS))}
-    return Members(**(values | given))
+    return Members(**(values | overrides))
 
 
-def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run:
+def run(state: RunState, *, rounds: tuple[Round, ...] = (), **overrides: Any) -> Run:
     blank = header(0)
     values: dict[str, Any] = {field.name: 0 for field in fields(Run)}
     values |= {
@@ -108,15 +108,15 @@ def run(state: RunState, *, rounds: tuple[Round, ...] = (), **given: Any) -> Run
         "rounds": (*rounds, blank, blank, blank, blank)[:4],
         "level_hashes": (bytes(32),) * 3,
     }
-    return Run(**(values | given))
+    return Run(**(values | overrides))
 
 
-def schedule(kind: ScheduleKind, **given: Any) -> LrSchedule:
+def schedule(kind: ScheduleKind, **overrides: Any) -> LrSchedule:
     values: dict[str, Any] = {field.name: 0 for field in fields(LrSchedule)}
-    return LrSchedule(**(values | {"kind": kind, "base_lr": 4e-4} | given))
+    return LrSchedule(**(values | {"kind": kind, "base_lr": 4e-4} | overrides))
 
 
-def model(**given: Any) -> Model:
+def model(**overrides: Any) -> Model:
     """Return a model of three tiers whose checkpoint is a directory. All other fields are empty."""
     values: dict[str, Any] = {
         "metadata": Metadata("", "", 0, 0),
@@ -139,7 +139,7 @@ def model(**given: Any) -> Model:
         "tier_widths": (4, 2, 1),
     }
     blank = {field.name: None for field in fields(Model)}
-    return Model(**(blank | values | given))
+    return Model(**(blank | values | overrides))
 
 
 def view(run: Run, members_: Members | None = None, model_: Model | None = None) -> View:

@@ -127,7 +127,7 @@ def record() -> dict[str, bytes]:
     leaver = chain.wallet(2)
     chain.send(leaver, chain.ix(leaver).leave_run(RUN_ID, chain.run.round_id))
     epoch(chain)
-    kept = chain.ix(leaver).membership(RUN_ID, chain.run.created, leaver.pubkey())
+    membership = chain.ix(leaver).membership(RUN_ID, chain.run.created, leaver.pubkey())
     chain.send(
         chain.owner, chain.ix(chain.owner).settle(RUN_ID, chain.run.created, leaver.pubkey())
     )
@@ -135,7 +135,7 @@ def record() -> dict[str, bytes]:
         name: chain.data(getattr(chain.addresses, name))
         for name in ("run", "model", "members", "witnesses")
     }
-    return {**four, "membership": chain.data(kept)}
+    return {**four, "membership": chain.data(membership)}
 
 
 def expected(data: dict[str, bytes]) -> dict[str, Any]:

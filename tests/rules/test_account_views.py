@@ -64,9 +64,9 @@ def test_recorded_accounts_have_values_in_every_part() -> None:
     assert all(round_.clients and round_.attestations for round_ in run.rounds)
     assert run.levels_attested == 0b111
     assert any(seat.points for seat in views.parse_members(DATA["members"]).seats)
-    kept = views.parse_membership(DATA["membership"])
-    assert kept.enrolled
-    assert 0 < kept.delivered < kept.due
+    membership = views.parse_membership(DATA["membership"])
+    assert membership.enrolled
+    assert 0 < membership.delivered < membership.due
     assert views.parse_model(DATA["model"]).metadata.name == "fixture é"
 
 
@@ -96,7 +96,7 @@ def test_accounts_of_wrong_size_or_discriminator_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "field", "value", "said"),
+    ("name", "field", "value", "message"),
     [
         ("run", "version", b"\x01", "layout version 1, but this client reads version 14"),
         ("model", "version", b"\x00", "layout version 0"),
@@ -110,10 +110,10 @@ def test_accounts_of_wrong_size_or_discriminator_are_refused(name: str) -> None:
     ],
 )
 def test_account_values_impossible_in_program_are_refused(
-    name: str, field: str, value: bytes, said: str
+    name: str, field: str, value: bytes, message: str
 ) -> None:
     data = patched(name, field, value)
-    with pytest.raises(AccountError, match=said):
+    with pytest.raises(AccountError, match=message):
         PARSERS[name](data)
 
 
@@ -140,15 +140,15 @@ def test_account_of_new_run_reads_unset_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "said"),
+    ("field", "value", "message"),
     [
         ("spec", b"[", "the hash of the run's training spec differs"),
         ("spec_hash", b"\xff", "the hash of the run's training spec differs"),
         ("spec_len", b"\x01\x10", "spec_len = 4097"),
     ],
 )
-def test_parse_model_refuses_spec_without_its_hash(field: str, value: bytes, said: str) -> None:
-    with pytest.raises(AccountError, match=said):
+def test_parse_model_refuses_spec_without_its_hash(field: str, value: bytes, message: str) -> None:
+    with pytest.raises(AccountError, match=message):
         views.parse_model(patched("model", field, value))
 
 

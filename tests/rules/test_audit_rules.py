@@ -44,9 +44,9 @@ def at_height(
     """Return a run in round `height` whose witnesses recorded the results of `attested`."""
     roster = bitmap.from_seats(seats)
     recorded = roster if attested is None else attested
-    made = header(roster, batch=4096, established=established, attested=recorded)
+    round_header = header(roster, batch=4096, established=established, attested=recorded)
     back = range(min(height, 3) + 1)
-    rounds = [replace(made, height=height - one, seed=seed - one) for one in back]
+    rounds = [replace(round_header, height=height - one, seed=seed - one) for one in back]
     return run(
         state,
         rounds=tuple(reversed(rounds)),

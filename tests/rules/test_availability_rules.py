@@ -77,8 +77,8 @@ def test_all_witnesses_have_level_with_few_drawn_holders(
     known = data.draw(st.integers(0, 7))
     round, run, members = _run(tiers, known=known, judges=judges, seed=seed)
     drawn = availability.drawn(round, run, members)
-    found = _fetched_by_all(round, run, members)
-    assert LEVELS - 1 not in found
+    result = _fetched_by_all(round, run, members)
+    assert LEVELS - 1 not in result
     for level in range(LEVELS - 1):
         holders = {
             at
@@ -87,7 +87,7 @@ def test_all_witnesses_have_level_with_few_drawn_holders(
         }
         there = holders & set(drawn)
         needed = sum(tier <= level for tier in tiers) > 1
-        assert (level in found) == (needed and there != holders and len(there) < availability.MANY)
+        assert (level in result) == (needed and there != holders and len(there) < availability.MANY)
 
 
 def test_common_levels_need_no_holder_quorum() -> None:
@@ -112,7 +112,7 @@ def test_common_levels_need_no_holder_quorum() -> None:
             ]
             attesting = replace(round, attested=round.roster)
             accepted = consensus.consensus(attesting, attestations, round.roster)
-            found = consensus.vouched(
+            result = consensus.vouched(
                 accepted, attestations, round.roster, run, members, range(LEVELS), judged
             )
-            assert found[0] == found[LEVELS - 1] == frozenset(range(6))
+            assert result[0] == result[LEVELS - 1] == frozenset(range(6))

@@ -30,18 +30,22 @@ def test_sequences_are_trained_once_or_waiting(seed: int, rounds: list[tuple[int
     backlog = Backlog()
     data_index = 0
     trained = Counter[int]()
-    for height, (wanted, delivered) in enumerate(rounds):
-        batch = backlog.batch(wanted)
-        redo, backlog = backlog.take(wanted)
+    for height, (size, delivered) in enumerate(rounds):
+        batch = backlog.batch(size)
+        redo, backlog = backlog.take(size)
         round_ = header(ROSTER, seed=seed + height, batch=batch, redo=redo, data_index=data_index)
         data_index += batch - round_.redone
         shares = assignment.assign(round_, TABLE)
         settled = settle(backlog, round_, shares, delivered)
-        done = [share for index, share in shares.items() if settled.attested >> index & 1]
-        assert settled.worked == any(share.len for share in done)
+        attested_shares = [
+            share for index, share in shares.items() if settled.attested >> index & 1
+        ]
+        assert settled.worked == any(share.len for share in attested_shares)
         trained.update(
             chain.from_iterable(
-                chain.from_iterable(assignment.sequences(round_, share) for share in done)
+                chain.from_iterable(
+                    assignment.sequences(round_, share) for share in attested_shares
+                )
             )
         )
         backlog = settled.backlog

@@ -182,8 +182,8 @@ def test_level_committee_holds_level_and_has_delivered(
     if len(before) >= committee.MIN_ESTABLISHED:
         withheld = min((tiers[index] for index in judges & gone), default=levels)
     for level in range(levels):
-        shown = proven | {index for index in before if exits.get(index, 1)}
-        holders = {index for index in shown if tiers[index] <= level}
+        delivered = proven | {index for index in before if exits.get(index, 1)}
+        holders = {index for index in delivered if tiers[index] <= level}
         if any(index not in gone or exits[index] > 0 for index in judges & proven & holders):
             holders &= judges
         elif level >= withheld:
@@ -222,7 +222,7 @@ def test_invalid_seat_is_refused(seat: int) -> None:
 def test_round_is_found_in_ring_only_while_stored() -> None:
     rounds = tuple(header(1, height=height) for height in (4, 5, 2, 3))
     state = run(RunState.ROUND_TRAIN, rounds=rounds, head=1)
-    assert [found and found.height for found in map(state.round, range(-1, 7))] == [
+    assert [header and header.height for header in map(state.round, range(-1, 7))] == [
         None, None, None, 2, 3, 4, 5, None,
     ]  # fmt: skip
     assert [state.ring(height) for height in (1, 2, 3, 4, 5)] == [None, 2, 3, 0, 1]

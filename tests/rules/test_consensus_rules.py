@@ -57,10 +57,12 @@ def test_member_without_result_has_no_fingerprint(seats: set[int], data: st.Data
     roster = bitmap.from_seats(seats)
     delivered = data.draw(st.sets(st.sampled_from(sorted(seats))))
     attestation = attest(0, dict.fromkeys(delivered, b"\xff" * 32), roster)
-    seen = consensus.fingerprint(b"\xff" * 32, roster, SEED)
-    assert consensus.unpack_fingerprints(attestation, roster) == dict.fromkeys(delivered, seen)
+    fingerprint = consensus.fingerprint(b"\xff" * 32, roster, SEED)
+    assert consensus.unpack_fingerprints(attestation, roster) == dict.fromkeys(
+        delivered, fingerprint
+    )
     field = int.from_bytes(attestation.fingerprints, "little")
-    assert field.bit_count() == len(delivered) * seen.value.bit_count()
+    assert field.bit_count() == len(delivered) * fingerprint.value.bit_count()
 
 
 def test_seat_outside_roster_cannot_be_attested() -> None:
@@ -69,9 +71,9 @@ def test_seat_outside_roster_cannot_be_attested() -> None:
 
 
 def test_fingerprint_of_another_commitment_does_not_match() -> None:
-    seen = consensus.fingerprint(b"\x01" + bytes(31), FULL, SEED)
-    assert seen.bits == 10
-    assert not consensus.matches(seen, b"\x02" + bytes(31), SEED)
+    fingerprint = consensus.fingerprint(b"\x01" + bytes(31), FULL, SEED)
+    assert fingerprint.bits == 10
+    assert not consensus.matches(fingerprint, b"\x02" + bytes(31), SEED)
 
 
 def test_equal_fingerprints_differ_in_another_round() -> None:
@@ -79,9 +81,9 @@ def test_equal_fingerprints_differ_in_another_round() -> None:
     salt.
     """
     first = (0).to_bytes(32, "big")
-    seen = consensus.fingerprint(first, FULL, SEED)
+    fingerprint = consensus.fingerprint(first, FULL, SEED)
     others = (number.to_bytes(32, "big") for number in range(1, 100_000))
-    twin = next(other for other in others if consensus.matches(seen, other, SEED))
+    twin = next(other for other in others if consensus.matches(fingerprint, other, SEED))
     unknown = range(SEED + 1, SEED + 101)
     alike = [
         seed
@@ -113,8 +115,8 @@ def test_result_is_applied_iff_quorum_recorded_the_same(
     rng = random.Random(seed)
     true, forged = ({seat: rng.randbytes(32) for seat in range(clients)} for _ in range(2))
     watched = data.draw(st.integers(0, clients - 1))
-    seen, other = (consensus.fingerprint(of[watched], roster, SEED) for of in (true, forged))
-    assume(seen != other)  # in a large roster, a fingerprint has only ten bits
+    fingerprint, other = (consensus.fingerprint(of[watched], roster, SEED) for of in (true, forged))
+    assume(fingerprint != other)  # in a large roster, a fingerprint has only ten bits
     honest = data.draw(st.integers(0, elected))
     witnesses = [
         attest(w, {watched: true[watched] if w < honest else forged[watched]}, roster)
@@ -123,7 +125,7 @@ def test_result_is_applied_iff_quorum_recorded_the_same(
     attesting = header(roster, attested=roster)
     accepted = consensus.consensus(attesting, witnesses, roster)
     if honest >= needed:
-        assert accepted == {watched: seen}
+        assert accepted == {watched: fingerprint}
     elif elected - honest >= needed:
         assert accepted == {watched: other}
     else:
@@ -198,8 +200,8 @@ def test_level_hidden_from_one_of_two_holders_is_not_applied() -> None:
     """Member 0 hides its level 0, so holder 1 records nothing, and the others cannot know."""
     everybody = {0, 1, 2, 3}
     recorded = {0: everybody, 1: everybody - {0}, 2: everybody, 3: everybody}
-    found = vouched_by(recorded, [0, 0, 1, 2])
-    assert found == {0: frozenset({1, 2, 3}), 1: frozenset(everybody), 2: frozenset(everybody)}
+    result = vouched_by(recorded, [0, 0, 1, 2])
+    assert result == {0: frozenset({1, 2, 3}), 1: frozenset(everybody), 2: frozenset(everybody)}
 
 
 def test_liar_among_three_holders_changes_no_result() -> None:
@@ -236,8 +238,8 @@ def test_two_newcomers_do_not_judge_established_level() -> None:
     """
     recorded: dict[int, set[int]] = {w: set(range(7)) for w in range(1, 7)} | {0: set(range(5))}
     tiers = [0, 1, 1, 2, 2, 0, 0]
-    found = vouched_by(recorded, tiers, judges=0b11111, known=0b111)
-    assert found == {0: frozenset(range(5)), 1: frozenset(range(7)), 2: frozenset(range(7))}
+    result = vouched_by(recorded, tiers, judges=0b11111, known=0b111)
+    assert result == {0: frozenset(range(5)), 1: frozenset(range(7)), 2: frozenset(range(7))}
     assert vouched_by(recorded, tiers)[0] == frozenset(range(7)), (
         "nobody has shown it in a first epoch: two of three"
     )
@@ -256,8 +258,8 @@ def test_silent_judge_counts_for_its_own_result_only() -> None:
 def test_only_judge_cannot_block_last_level_against_quorum() -> None:
     """The only judge claims that it received nothing."""
     recorded: dict[int, set[int]] = {w: set(range(4)) for w in range(1, 4)} | {0: set()}
-    found = vouched_by(recorded, [0, 0, 0, 2], judges=1, known=0b111)
-    assert (found[0], found[2]) == (frozenset(), frozenset(range(4)))
+    result = vouched_by(recorded, [0, 0, 0, 2], judges=1, known=0b111)
+    assert (result[0], result[2]) == (frozenset(), frozenset(range(4)))
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=32), st.data())
@@ -271,24 +273,26 @@ def test_level_is_applied_iff_quorum_of_its_judges_agrees(
     }
     judges = data.draw(st.integers(0, 2 ** len(of) - 1))
     known = data.draw(st.integers(0, 15))
-    found = vouched_by(recorded, of, 4, judges=judges, known=known)
+    result = vouched_by(recorded, of, 4, judges=judges, known=known)
     roster = (1 << len(of)) - 1
     attestations = [
-        attest(w, {s: bytes([s]) * 32 for s in seen}, roster) for w, seen in recorded.items()
+        attest(w, {s: bytes([s]) * 32 for s in seats}, roster) for w, seats in recorded.items()
     ]
     accepted = set(consensus.consensus(header(roster, attested=roster), attestations, roster))
-    assert found[3] == accepted
+    assert result[3] == accepted
     for level in range(3):
         holders = {w for w in everybody if of[w] <= level}
-        asked = {w for w in holders if not known >> level & 1 or judges >> w & 1}
+        voters = {w for w in holders if not known >> level & 1 or judges >> w & 1}
         for member in accepted:
-            having = [w for w in asked if member in recorded.get(w, ())]
-            quorum = -(-2 * len(asked) // 3)
+            having = [w for w in voters if member in recorded.get(w, ())]
+            quorum = -(-2 * len(voters) // 3)
             needed = (
-                max(quorum - 1, 2 if len(asked) == 3 else 0) if member in asked & silent else quorum
+                max(quorum - 1, 2 if len(voters) == 3 else 0)
+                if member in voters & silent
+                else quorum
             )
-            enough = asked and len(having) >= needed
+            enough = voters and len(having) >= needed
             trusted = not known >> level & 1 or judges >> member & 1
-            assert (member in found[level]) == bool(trusted if len(holders) == 1 else enough)
+            assert (member in result[level]) == bool(trusted if len(holders) == 1 else enough)
     shuffled = dict(data.draw(st.permutations(list(recorded.items()))))
-    assert vouched_by(shuffled, of, 4, judges=judges, known=known) == found
+    assert vouched_by(shuffled, of, 4, judges=judges, known=known) == result

@@ -19,8 +19,8 @@ def location(secondary: str) -> DataLocation:
     st.none() | st.binary(min_size=32, max_size=32),
 )
 def test_data_location_round_trips_folder_and_hash(folder: str, digest: bytes | None) -> None:
-    said = location(marked(folder, digest.hex() if digest else ""))
-    assert (said.folder, said.files_hash) == (folder, digest.hex() if digest else "")
+    place = location(marked(folder, digest.hex() if digest else ""))
+    assert (place.folder, place.files_hash) == (folder, digest.hex() if digest else "")
 
 
 @pytest.mark.parametrize(

@@ -57,9 +57,9 @@ def overwrite(chain: Onchain, account: views.layout.Account, address: Any, **fie
     record = np.frombuffer(data, account.dtype, count=1, offset=8)[0]
     for name, value in fields.items():
         record[name] = value
-    found = chain.svm.get_account(address)
-    assert found is not None
-    chain.world.set_account(address, Account(found.lamports, bytes(data), found.owner))
+    old_account = chain.svm.get_account(address)
+    assert old_account is not None
+    chain.world.set_account(address, Account(old_account.lamports, bytes(data), old_account.owner))
 
 
 SLOW_SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 4))]
@@ -115,7 +115,7 @@ def test_drawn_audits_match_program(chain: Onchain, cases: int) -> None:
     rng = random.Random(cases)
     run_layout = views.run_account()
     members_layout = views.members_account()
-    found = 0
+    audit_count = 0
     for _ in range(cases):
         clients = rng.choice([3, 4, 5, 33, 64, 256, rng.randint(1, 256)])
         roster = bitmap.from_seats(rng.sample(range(256), clients))
@@ -168,8 +168,8 @@ def test_drawn_audits_match_program(chain: Onchain, cases: int) -> None:
         rows = zip(bitmap.seats(roster), struct.iter_unpack("BB", answer), strict=True)
         drawn = {seat: auditor for seat, (is_drawn, auditor) in rows if is_drawn}
         assert drawn == audits.drawn_results(chain.run, chain.members, height - back)
-        found += len(drawn)
-    assert found > cases // 2
+        audit_count += len(drawn)
+    assert audit_count > cases // 2
 
 
 @pytest.mark.parametrize("cases", [120, pytest.param(600, marks=pytest.mark.slow)])
@@ -190,12 +190,12 @@ def test_witnesses_match_program_when_members_leave(chain: Onchain, cases: int) 
         )
         roster = bitmap.from_seats(seats_of_round)
         began = roster | bitmap.from_seats(rng.sample(range(256), rng.choice([0, 1, 20])))
-        given = {
+        fields = {
             "elected": elected,
             "attested": attested,
             "established": EstablishedOnly(rng.choice([0, 1, 2])),
         }
-        round_ = header(roster, began=began, seed=rng.getrandbits(64), **given)
+        round_ = header(roster, began=began, seed=rng.getrandbits(64), **fields)
         rounds = np.zeros(4, run_layout.dtype["rounds"].base)
         rounds[1] = _round_record(rounds[1], round_)
         rounds[1]["attested"] = bitmap.to_bytes(attested)
@@ -253,9 +253,9 @@ def test_failed_epoch_leaves_predicted_backlog(chain: Onchain, seed: int, overla
         round_ = run.current
         judged = run.round(run.config.judged(run.current.height))
         if round_.batch:
-            wanted = assignment.batch_size(run.config, round_.data_index)
-            assert round_.batch == predicted.batch(wanted)
-            redo, predicted = predicted.take(wanted)
+            batch = assignment.batch_size(run.config, round_.data_index)
+            assert round_.batch == predicted.batch(batch)
+            redo, predicted = predicted.take(batch)
             assert round_.redo == redo
         present = [
             seat for seat in committee.witnesses(round_, chain.members) if rng.random() < 0.9
@@ -282,10 +282,10 @@ def test_failed_epoch_leaves_predicted_backlog(chain: Onchain, seed: int, overla
         if not sent and overlap and not run.draining:
             predicted = backlog.put_back(predicted, round_)
         after = chain.run
-        wanted = (
+        batch = (
             0 if after.draining else assignment.batch_size(after.config, after.current.data_index)
         )
-        left = predicted if after.current.height == round_.height else predicted.take(wanted)[1]
+        left = predicted if after.current.height == round_.height else predicted.take(batch)[1]
         assert chain.backlog() == left.intervals
         assert (after.backlog, after.lost_sequences) == (left.waiting, 0)
     assert chain.run.state is RunState.COOLDOWN
@@ -323,8 +323,8 @@ def test_program_drops_members_that_left_out_names(chain: Onchain, seed: int, ov
             chain.witness(seat, dict.fromkeys(range(members), bytes(32)) if judged else {})
     taken = 0
     for _ in range(60):
-        given = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
-        _write_attestations(chain, given, attested=rng.getrandbits(members))
+        participations = [rng.getrandbits(members) for _ in range(rng.randint(0, members))]
+        _write_attestations(chain, participations, attested=rng.getrandbits(members))
         _have_gone(chain, {seat for seat in range(1, members) if rng.random() < 0.1})
         judges = chain.run.round(1)
         judged = chain.run.round(chain.run.config.judged(1))
@@ -332,11 +332,14 @@ def test_program_drops_members_that_left_out_names(chain: Onchain, seed: int, ov
         assert judged is not None
         healthy = chain.members.mask(MemberState.HEALTHY)
         absent = consensus.left_out(
-            judges, chain.attestations(chain.run.ring(1) or 0, len(given)), chain.run, chain.members
+            judges,
+            chain.attestations(chain.run.ring(1) or 0, len(participations)),
+            chain.run,
+            chain.members,
         )
         for seat in range(members):
             expected = bitmap.contains(judged.roster & ~judges.attested & absent & healthy, seat)
-            assert _takes(chain, 1 << seat) == expected, (given, seat)
+            assert _takes(chain, 1 << seat) == expected, (participations, seat)
             taken += expected
     assert 0 < taken < 60 * members
 
@@ -362,8 +365,12 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
             )
     taken = 0
     for _ in range(60):
-        given = [rng.getrandbits(size) | rng.getrandbits(size) for _ in range(rng.randint(1, size))]
-        _write_attestations(chain, given, attested=rng.getrandbits(size) | rng.getrandbits(size))
+        participations = [
+            rng.getrandbits(size) | rng.getrandbits(size) for _ in range(rng.randint(1, size))
+        ]
+        _write_attestations(
+            chain, participations, attested=rng.getrandbits(size) | rng.getrandbits(size)
+        )
         _appoint(chain, rng.getrandbits(size) | rng.getrandbits(size))
         counts = [64 - eviction.OFTEN + rng.randint(-1, 1) for _ in range(size)]
         planes = [
@@ -377,21 +384,24 @@ def test_program_drops_members_that_incomplete_names(chain: Onchain, seed: int) 
         ring = chain.run.ring(last)
         assert judges is not None
         assert ring is not None
-        attestations = chain.attestations(ring, len(given))
+        attestations = chain.attestations(ring, len(participations))
         absent = consensus.left_out(judges, attestations, chain.run, members) & ~judges.attested
-        found = eviction.incomplete(chain.run, members, attestations)
+        expected = eviction.incomplete(chain.run, members, attestations)
         for seat in range(size):
-            assert _takes(chain, 1 << seat) == bitmap.contains(found | absent, seat), (given, seat)
-            taken += bitmap.contains(found & ~absent, seat)
+            assert _takes(chain, 1 << seat) == bitmap.contains(expected | absent, seat), (
+                participations,
+                seat,
+            )
+            taken += bitmap.contains(expected & ~absent, seat)
     assert 0 < taken < 60 * size
 
 
 def _appoint(chain: Onchain, judges: int) -> None:
     """Set the established holders with which the epoch began."""
     smallest = min((chain.members.seats[seat].tier for seat in bitmap.seats(judges)), default=3)
-    held = 0b111 & ~((1 << smallest) - 1)
+    levels = 0b111 & ~((1 << smallest) - 1)
     who = bitmap.to_bytes(judges)
-    overwrite(chain, views.run_account(), chain.addresses.run, levels_established=held)
+    overwrite(chain, views.run_account(), chain.addresses.run, levels_established=levels)
     overwrite(chain, views.members_account(), chain.addresses.members, judges=who, established=who)
 
 
@@ -421,7 +431,7 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
         chain.at(chain.now + 1)
         for seat in range(size):
             _attest(chain, rng, seat, 0)
-    seen = set[int]()
+    outcomes = set[int]()
     splits = 0
     for _ in range(25):
         judges = rng.choice([0, rng.getrandbits(size), 1 << rng.randrange(size)])
@@ -443,13 +453,22 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
         _attest(
             chain, rng, 0, everybody
         )  # the first attestation of the next round counts the previous round
-        held = {one.seat: consensus.unpack_fingerprints(one, everybody) for one in attestations}
+        results_by_seat = {
+            one.seat: consensus.unpack_fingerprints(one, everybody) for one in attestations
+        }
         accepted = consensus.consensus(closed, attestations, everybody)
         for seat in range(size):
             own = range(before.seats[seat].tier, 3)
-            asked = [consensus.judging(attestations, chain.run, before, level) for level in own]
-            leads = program_rules.leading(held[one.seat].get(seat) for one in attestations)
-            recorded = [[held[one.seat].get(seat) == leads for one in said] for said in asked]
+            judgements = [
+                consensus.judging(attestations, chain.run, before, level) for level in own
+            ]
+            leads = program_rules.leading(
+                results_by_seat[one.seat].get(seat) for one in attestations
+            )
+            recorded = [
+                [results_by_seat[one.seat].get(seat) == leads for one in votes]
+                for votes in judgements
+            ]
             needed = [
                 committee.quorum(len(votes)) if known >> level & 1 else len(votes) // 2 + 1
                 for level, votes in zip(own, recorded, strict=True)
@@ -462,28 +481,30 @@ def test_level_judges_match_program(chain: Onchain, seed: int, overlap: int) -> 
             had = [
                 votes.count(True) >= enough for votes, enough in zip(recorded, needed, strict=True)
             ]
-            most = 2 * sum(held[one.seat].get(seat) == leads for one in attestations) > size
+            most = (
+                2 * sum(results_by_seat[one.seat].get(seat) == leads for one in attestations) > size
+            )
             whole = most and leads is not None and all(had)
             against = most and (leads is None or any(denied))
             owed = whole or seat in accepted or not bitmap.contains(closed.attested, seat)
-            step = (whole - against) if owed and all(asked) else 0
+            step = (whole - against) if owed and all(judgements) else 0
             assert chain.members.shown[seat] - before.shown[seat] == step, (seat, known, judges)
-            seen.add(step)
-            splits += bool(owed and all(asked) and not step)
+            outcomes.add(step)
+            splits += bool(owed and all(judgements) and not step)
         for seat in range(1, size):
             _attest(chain, rng, seat, everybody)
-    assert seen == {-1, 0, 1}
+    assert outcomes == {-1, 0, 1}
     assert splits
 
 
-def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None:
+def _write_attestations(chain: Onchain, participations: list[int], attested: int) -> None:
     """Write these participations, and no others, as the attestations of the last closed round."""
     ring = chain.run.ring(chain.run.current.height - 1)
     for layout, address, change in (
         (
             views.run_account(),
             chain.addresses.run,
-            {"attestations": len(given), "attested": bitmap.to_bytes(attested)},
+            {"attestations": len(participations), "attested": bitmap.to_bytes(attested)},
         ),
         (views.witnesses_account(), chain.addresses.witnesses, {}),
     ):
@@ -492,7 +513,7 @@ def _write_attestations(chain: Onchain, given: list[int], attested: int) -> None
         ].copy()
         for name, value in change.items():
             rounds[ring][name] = value
-        for place, participation in enumerate(given if not change else []):
+        for place, participation in enumerate(participations if not change else []):
             rounds[ring]["attestations"][place]["seat"] = place
             rounds[ring]["attestations"][place]["participation"] = bitmap.to_bytes(participation)
         overwrite(chain, layout, address, rounds=rounds)
@@ -568,12 +589,12 @@ def test_level_committees_match_program(chain: Onchain) -> None:
         judged = run.round(run.config.judged(run.current.height))
         (witness,) = committee.witnesses(run.current, chain.members)
         chain.at(chain.now + 1)
-        heard = [
+        seats = [
             seat
             for seat in bitmap.seats(judged.roster if judged else 0)
             if rng.random() < (seat + 1) / 40
         ]
-        chain.witness(witness, dict.fromkeys(heard, bytes(32)))
+        chain.witness(witness, dict.fromkeys(seats, bytes(32)))
         if rng.random() < 0.3 and run.current.height and chain.run.state.training:
             wallet = chain.wallet(rng.choice(list(bitmap.seats(chain.members.healthy))) + 1)
             chain.send(wallet, chain.ix(wallet).leave_run(RUN_ID, chain.run.round_id))
@@ -633,12 +654,12 @@ def test_level_committees_match_with_established_members(chain: Onchain, least: 
         instruction = chain.ix(wallet).attest(RUN_ID, seat, run.round_id, hashes)
         if owed:
             chain.send(wallet, instruction)
-            found = chain.cooldown()
+            hashes_by_level = chain.cooldown()
             for level in range(3):
                 here = committees[level].index(seat) if level in owed else None
-                assert [place for place, one in found[level].items() if one == hashes[level]] == (
-                    [] if here is None else [here]
-                )
+                assert [
+                    place for place, one in hashes_by_level[level].items() if one == hashes[level]
+                ] == ([] if here is None else [here])
         else:
             with pytest.raises(Refused, match="NotElected"):
                 chain.send(wallet, instruction)

@@ -74,10 +74,10 @@ def test_rates_do_not_jump_at_phase_ends(rule: LrSchedule, borders: list[int]) -
 
 @given(st.integers(1, 10**6), st.data())
 def test_cosine_equals_platform_to_last_bits(total: int, data: st.DataObject) -> None:
-    done = data.draw(st.integers(0, total - 1))
+    step = data.draw(st.integers(0, total - 1))
     shape = schedule(ScheduleKind.COSINE, base_lr=2.0, total_steps=total)
-    expected = 1.0 + math.cos(math.pi * done / total)
-    assert schedules.learning_rate(shape, done) == pytest.approx(expected, abs=1e-15)
+    expected = 1.0 + math.cos(math.pi * step / total)
+    assert schedules.learning_rate(shape, step) == pytest.approx(expected, abs=1e-15)
 
 
 def test_cosine_has_golden_bits() -> None:

@@ -63,8 +63,8 @@ def test_keys_seals_and_streams_keep_golden_values() -> None:
     context.
     """
     key = key_of(SECRET, PLACE)
-    found = key.hex(), seal_of(key, WALLET, PLACE).hex(), masked(bytes(8), key, 1).hex()
-    assert found == (
+    values = key.hex(), seal_of(key, WALLET, PLACE).hex(), masked(bytes(8), key, 1).hex()
+    assert values == (
         "a232900c55f44f4e9c2f7f15facf04c17fdf48e30a975cc643bc0b956f27eb91",
         "2014844caa30eb7b80a9a5f5b0cf997ad2cd238ffd5304487e323ebf91f557ce",
         "ad962565b4117fcd",

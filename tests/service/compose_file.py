@@ -26,27 +26,27 @@ class Service:
     after: dict[str, str]
     """The services that it waits for, and their required conditions."""
     restart: str | None
-    given: dict[str, Any]
+    entry: dict[str, Any]
 
 
 def services() -> dict[str, Service]:
     """Return all services by name."""
     document = yaml.safe_load((ROOT / "compose.yaml").read_text())
-    return {name: _service(name, given) for name, given in document["services"].items()}
+    return {name: _service(name, entry) for name, entry in document["services"].items()}
 
 
-def _service(name: str, given: dict[str, Any]) -> Service:
-    words = [*given.get("entrypoint", _PROGRAM), *given["command"]]
-    test = given.get("healthcheck", {}).get("test")
+def _service(name: str, entry: dict[str, Any]) -> Service:
+    words = [*entry.get("entrypoint", _PROGRAM), *entry["command"]]
+    test = entry.get("healthcheck", {}).get("test")
     assert test is None or test[0] == "CMD"
     return Service(
         name,
         [_plain(word) for word in words],
-        dict(given.get("environment", {})),
+        dict(entry.get("environment", {})),
         [_plain(word) for word in test[1:]] if test else None,
-        {other: how["condition"] for other, how in given.get("depends_on", {}).items()},
-        given.get("restart"),
-        given,
+        {other: how["condition"] for other, how in entry.get("depends_on", {}).items()},
+        entry.get("restart"),
+        entry,
     )
 
 

@@ -34,10 +34,10 @@ def parsed(words: list[str]) -> dict[str, object]:
 
 
 def unit() -> configparser.RawConfigParser:
-    found = configparser.RawConfigParser(strict=False)
-    found.optionxform = str  # type: ignore[assignment, method-assign]
-    found.read(UNIT)
-    return found
+    parser = configparser.RawConfigParser(strict=False)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    parser.read(UNIT)
+    return parser
 
 
 def copied() -> list[str]:
@@ -75,23 +75,23 @@ def test_owner_script_lines_are_valid_commands() -> None:
 
 
 def test_compose_members_differ_by_number_and_keep_their_wallet() -> None:
-    told = {int(str(parsed(services()[name].command[1:])["matformer_tier"])) for name in MEMBERS}
-    assert told == {0, 1, 2}
+    tiers = {int(str(parsed(services()[name].command[1:])["matformer_tier"])) for name in MEMBERS}
+    assert tiers == {0, 1, 2}
     assert len({services()[name].environment["METRICS_PORT"] for name in MEMBERS}) == 3
     for name in MEMBERS:
         service = services()[name]
         assert parsed(service.command[1:])["wallet_private_key_path"] == Path(f"/keys/{name}.json")
         assert service.restart == "on-failure:10"
-        assert "keys:/keys:ro" in service.given["volumes"]
+        assert "keys:/keys:ro" in service.entry["volumes"]
 
 
 def test_container_user_has_minimal_rights() -> None:
     assert re.findall(r"^USER (\S+)$", DOCKERFILE, re.MULTILINE) == ["10001:10001"]
     for service in services().values():
-        assert service.given["read_only"]
-        assert service.given["cap_drop"] == ["ALL"]
-        assert service.given["security_opt"] == ["no-new-privileges:true"]
-        ports = service.given.get("ports", [])
+        assert service.entry["read_only"]
+        assert service.entry["cap_drop"] == ["ALL"]
+        assert service.entry["security_opt"] == ["no-new-privileges:true"]
+        ports = service.entry.get("ports", [])
         assert all(str(port).startswith("127.0.0.1:") for port in ports), "for this machine only"
 
 
@@ -103,19 +103,19 @@ def test_image_and_commands_contain_no_key() -> None:
     ]
     assert sorted(allowed) == sorted(copied())
     assert not {"keys", "runs", "."} & {*copied()}
-    said = [
+    texts = [
         DOCKERFILE,
         UNIT.read_text(),
         *(" ".join(service.command) for service in services().values()),
     ]
-    said += [" ".join(service.environment) for service in services().values()]
+    texts += [" ".join(service.environment) for service in services().values()]
     for secret in (
         "RAW_WALLET_PRIVATE_KEY",
         "RAW_IDENTITY_SECRET_KEY",
         "HF_TOKEN",
         "WANDB_API_KEY",
     ):
-        assert not [text for text in said if secret in text]
+        assert not [text for text in texts if secret in text]
 
 
 def test_image_healthcheck_queries_metrics_port_of_train() -> None:
@@ -150,10 +150,10 @@ def test_image_files_suffice_for_package_build(tmp_path: Path) -> None:
         tmp_path,
         ".",
     ]
-    done = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
-    if "hatchling" in done.stderr:
+    completed = subprocess.run(line, cwd=place, capture_output=True, text=True, check=False)
+    if "hatchling" in completed.stderr:
         pytest.skip("hatchling cannot be had here")
-    assert done.returncode == 0, done.stderr
+    assert completed.returncode == 0, completed.stderr
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
@@ -171,9 +171,9 @@ def test_compose_file_equals_our_reading() -> None:
     else:
         pytest.skip("neither docker compose nor docker-compose is installed")
     line += ["-f", str(ROOT / "compose.yaml"), "config", "--services"]
-    done = subprocess.run(line, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert {*done.stdout.split()} == {*services()}
+    completed = subprocess.run(line, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    assert {*completed.stdout.split()} == {*services()}
 
 
 # --- systemd unit
@@ -185,13 +185,13 @@ def test_every_stop_timeout_allows_saving_model() -> None:
     compose = (ROOT / "compose.yaml").read_text()
     page = (ROOT / "docs" / "operations.md").read_text()
     docker = page[page.index("docker run -d --name member") :]
-    found = [
+    matches = [
         re.search(r"^TimeoutStopSec=(\d+)$", unit_text, re.MULTILINE),
         re.search(r"^  stop_grace_period: (\d+)s", compose, re.MULTILINE),
         re.search(r"--stop-timeout (\d+)", docker[: docker.index("```")]),
     ]
-    seconds = [int(one[1]) for one in found if one is not None]
-    assert len(seconds) == len(found)
+    seconds = [int(one[1]) for one in matches if one is not None]
+    assert len(seconds) == len(matches)
     assert min(seconds) >= SAVE_SECONDS + 10
 
 
@@ -215,9 +215,9 @@ def test_environment_file_variables_are_read_by_train(file: str) -> None:
         *ENVIRONMENT_ONLY.values()
     }
     lines = (ROOT / file).read_text().splitlines()
-    said = [line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?[A-Z_0-9]+=", line)]
-    assert len(said) > 5
-    assert {*said} - variables == {"WANDB_API_KEY"}, "which wandb reads by itself"
+    names = [line.lstrip("#").split("=")[0] for line in lines if re.match(r"#?[A-Z_0-9]+=", line)]
+    assert len(names) > 5
+    assert {*names} - variables == {"WANDB_API_KEY"}, "which wandb reads by itself"
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="systemd-analyze is not installed")
@@ -226,7 +226,7 @@ def test_systemd_accepts_unit(tmp_path: Path) -> None:
     own = tmp_path / UNIT.name
     own.write_text(UNIT.read_text().replace("/opt/aftermath/bin/aftermath-solana", sys.executable))
     line = ["systemd-analyze", "verify", "--man=no", own]
-    done = subprocess.run(line, env=os.environ, capture_output=True, text=True, check=False)
-    if "Failed to initialize manager" in done.stderr:
-        pytest.skip(f"systemd cannot check units here: {done.stderr.strip()}")
-    assert (done.returncode, done.stderr) == (0, "")
+    completed = subprocess.run(line, env=os.environ, capture_output=True, text=True, check=False)
+    if "Failed to initialize manager" in completed.stderr:
+        pytest.skip(f"systemd cannot check units here: {completed.stderr.strip()}")
+    assert (completed.returncode, completed.stderr) == (0, "")

@@ -29,8 +29,8 @@ class Starting:
     def __init__(self, place: Path) -> None:
         self._place = place
 
-    def start(self, seen: Open) -> Running:
-        return seen(self.keeper, [sys.executable, "-c", "import time; time.sleep(600)"])
+    def start(self, open_process: Open) -> Running:
+        return open_process(self.keeper, [sys.executable, "-c", "import time; time.sleep(600)"])
 
     def client(self, client: LocalTestnetClient) -> list[str]:
         return [

@@ -17,7 +17,7 @@ def test_display_without_terminal_is_lines(pictures: DisplayOption, tmux: bool) 
 
 
 @pytest.mark.parametrize(
-    ("pictures", "tmux", "seen"),
+    ("pictures", "tmux", "mode"),
     [
         (DisplayOption.TRUE, True, DisplayMode.PANES),
         (DisplayOption.TRUE, False, DisplayMode.SCREEN),
@@ -28,9 +28,9 @@ def test_display_without_terminal_is_lines(pictures: DisplayOption, tmux: bool) 
     ],
 )
 def test_display_on_terminal_follows_option_and_tmux(
-    pictures: DisplayOption, tmux: bool, seen: DisplayMode
+    pictures: DisplayOption, tmux: bool, mode: DisplayMode
 ) -> None:
-    assert display_mode(pictures, terminal=True, tmux=tmux) is seen
+    assert display_mode(pictures, terminal=True, tmux=tmux) is mode
 
 
 def test_process_output_waits_for_whole_lines(tmp_path: Path) -> None:

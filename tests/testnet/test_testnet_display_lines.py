@@ -28,8 +28,8 @@ from aftermath.testnet.display import DisplayLines
 def test_lines_mark_warnings_of_clients(event: event_types.Event, line: str) -> None:
     console = Console(file=(out := io.StringIO()))
     origin = EventOrigin(run_id="demo", tier=0, wallet="Key1", version="1")
-    told = EventRecord(
+    record = EventRecord(
         at=datetime.now(UTC), origin=origin, event=event, path=Path("events/client-1/events.jsonl")
     )
-    DisplayLines(console, Verbosity.INFO, 8).show_events([told])
+    DisplayLines(console, Verbosity.INFO, 8).show_events([record])
     assert out.getvalue().rstrip() == line

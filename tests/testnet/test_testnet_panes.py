@@ -42,9 +42,9 @@ def shows(text: str) -> list[str]:
 
 @pytest.fixture
 def panes(tmp_path: Path) -> Iterator[Panes]:
-    made = Panes(tmp_path, os.environ)
-    yield made
-    made.close()
+    panes = Panes(tmp_path, os.environ)
+    yield panes
+    panes.close()
 
 
 def test_pane_process_is_watched_killed_and_restarted(panes: Panes) -> None:

@@ -30,12 +30,12 @@ def _elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def start(*words: str | Path | int) -> Outcome:
-    given = ("--num-clients", 3, "--config-path", DEMO, "--headless", "--json")
-    return invoke("local-testnet", "start", *given, *words)
+    options = ("--num-clients", 3, "--config-path", DEMO, "--headless", "--json")
+    return invoke("local-testnet", "start", *options, *words)
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--client-matformer-tiers", "0,3"], "no tier 3"),
         (["--client-matformer-tiers", "0;1"], "not a list of numbers"),
@@ -61,15 +61,15 @@ def start(*words: str | Path | int) -> Outcome:
     ],
 )
 def test_testnet_mistake_is_reported_before_anything_is_made(
-    words: list[str], said: str, tmp_path: Path
+    words: list[str], message: str, tmp_path: Path
 ) -> None:
-    assert said in start(*words).mistake["error"]
+    assert message in start(*words).mistake["error"]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_testnet_exit_time_needs_headless() -> None:
-    given = ("--num-clients", 3, "--config-path", DEMO, "--headless-exit-after-secs", 5, "--json")
-    assert "needs --headless" in invoke("local-testnet", "start", *given).mistake["error"]
+    options = ("--num-clients", 3, "--config-path", DEMO, "--headless-exit-after-secs", 5, "--json")
+    assert "needs --headless" in invoke("local-testnet", "start", *options).mistake["error"]
 
 
 def test_testnet_config_mistake_has_its_line(tmp_path: Path) -> None:
@@ -134,29 +134,32 @@ def test_testnet_checkpoint_directory_is_for_whole_model_clients(tmp_path: Path)
         0,
         ClientExtras(checkpoints=Path("kept"), keep_steps=7),
     )
-    told = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
-    assert (told.checkpoint_dir, told.keep_steps) == (Path("kept/client-1").absolute(), 7)
+    settings = build_settings(**parsed("train", "--run-id", "demo", *plan.options(whole)))
+    assert (settings.checkpoint_dir, settings.keep_steps) == (Path("kept/client-1").absolute(), 7)
     assert (
         build_settings(**parsed("train", "--run-id", "demo", *plan.options(sliced))).checkpoint_dir
         is None
     )
     silent = LocalTestnetPlan(chosen(DEMO), (whole,), tmp_path, 0, ClientExtras())
-    told = build_settings(**parsed("train", "--run-id", "demo", *silent.options(whole)))
-    assert (told.checkpoint_dir, told.keep_steps) == (tmp_path / "checkpoints" / "client-1", 3)
+    settings = build_settings(**parsed("train", "--run-id", "demo", *silent.options(whole)))
+    assert (settings.checkpoint_dir, settings.keep_steps) == (
+        tmp_path / "checkpoints" / "client-1",
+        3,
+    )
 
 
 def parsed(command: str, *words: str) -> dict[str, Any]:
     """Return the options that the command receives from this command line."""
-    given: dict[str, Any] = load(command).make_context(command, list(words)).params
-    return {name: value for name, value in given.items() if name not in ("json_output", "dry_run")}
+    params: dict[str, Any] = load(command).make_context(command, list(words)).params
+    return {name: value for name, value in params.items() if name not in ("json_output", "dry_run")}
 
 
 # --- the config ---
 
 
 def test_testnet_config_is_found_by_file_directory_or_name(tmp_path: Path) -> None:
-    for given in ("demo", "config/demo", "demo/config.toml", "config/demo/config.toml"):
-        assert find(Path(given)) == DEMO
+    for name in ("demo", "config/demo", "demo/config.toml", "config/demo/config.toml"):
+        assert find(Path(name)) == DEMO
     (tmp_path / "demo").mkdir()
     own = tmp_path / "demo" / "state.toml"
     shutil.copy(DEMO, own)
@@ -174,11 +177,11 @@ def test_server_file_with_other_checkpoint_keeps_the_rest(tmp_path: Path) -> Non
     assert "run_id" not in tomllib.loads(ours.text)
     place = tmp_path / "checkpoint"
     place.mkdir()
-    for given, kind in (
+    for checkpoint, kind in (
         (str(place), {"Local": str(place)}),
         ("ada/model", {"Hub": {"repo_id": "ada/model"}}),
     ):
-        other = chosen(DEMO, given)
+        other = chosen(DEMO, checkpoint)
         assert tomllib.loads(other.text)["model"]["LLM"]["checkpoint"] == kind
         tables = tomllib.loads(other.text)
         tables["model"]["LLM"]["checkpoint"] = {"Local": "runs/demo/model"}
@@ -193,24 +196,24 @@ def test_missing_files_are_created_once_where_configured(tmp_path: Path) -> None
     (directory / "config.files.toml").write_text(
         "[model]\nhidden = 16\nlayers = 1\nheads = 2\nintermediate = 8\ntied = true\n[tokens]\nbudget-bytes = 20000\n"
     )
-    found = chosen(directory)
+    choice = chosen(directory)
     log = tmp_path / "log"
-    made = make_missing(found.path, found.config, log, os.environ)
-    assert made == [Path("runs/demo/model"), Path("runs/demo/tokens")]
-    assert all(path.is_dir() for path in made)
-    assert '"tie_word_embeddings": true' in (made[0] / "config.json").read_text()
+    paths = make_missing(choice.path, choice.config, log, os.environ)
+    assert paths == [Path("runs/demo/model"), Path("runs/demo/tokens")]
+    assert all(path.is_dir() for path in paths)
+    assert '"tie_word_embeddings": true' in (paths[0] / "config.json").read_text()
     assert sorted(path.name for path in (tmp_path / "runs" / "demo").iterdir()) == [
         "model",
         "tokens",
     ]
-    assert make_missing(found.path, found.config, log, os.environ) == []
+    assert make_missing(choice.path, choice.config, log, os.environ) == []
 
 
 def test_shipped_configs_state_their_needs() -> None:
     """Every local file that a config names can be made."""
-    found = list(configs())
-    assert len(found) >= 5
-    for path in found:
+    paths = list(configs())
+    assert len(paths) >= 5
+    for path in paths:
         llm = load_config(path).llm
         recipe = recipe_of(path)
         assert (llm.checkpoint.Local is not None) == ("model" in recipe)
@@ -221,12 +224,12 @@ def test_shipped_configs_state_their_needs() -> None:
 
 
 def test_chaos_repeats_and_respects_allowed_clients() -> None:
-    def story() -> list[list[int]]:
+    def scenario() -> list[list[int]]:
         kills = ChaosSchedule(2, 10, (2, 3, 5))
         return [kills.now(float(at), [1, 2, 3, 4, 5] if at != 30 else [1, 5]) for at in range(61)]
 
-    killed = story()
-    assert killed == story()
+    killed = scenario()
+    assert killed == scenario()
     assert [at for at, victims in enumerate(killed) if victims] == [10, 20, 30, 40, 50, 60]
     assert killed[30] == [5]
     assert all(len(killed[at]) == 2 and set(killed[at]) <= {2, 3, 5} for at in (10, 20, 40, 50, 60))

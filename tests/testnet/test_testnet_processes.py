@@ -54,12 +54,12 @@ def test_watched_process_ends_when_named_pipe_closes(tmp_path: Path) -> None:
     """A process in a pane needs a named pipe, because its standard input belongs to the user."""
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    held = os.open(pipe, os.O_RDWR)
+    descriptor = os.open(pipe, os.O_RDWR)
     line = watched_command(str(pipe), python("import time; time.sleep(600)"))
     with subprocess.Popen(line, start_new_session=True) as child:
         until(lambda: psutil.Process(child.pid).children(), "the watcher is there", 20)
         assert child.poll() is None
-        os.close(held)
+        os.close(descriptor)
         assert child.wait(KILLED_SECONDS) == -signal.SIGKILL
 
 

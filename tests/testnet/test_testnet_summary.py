@@ -16,7 +16,7 @@ from aftermath.testnet.run import Ending, Summary, summary_of
 from events.sample_events import sample_event
 
 
-def summary(**given: Any) -> Summary:
+def summary(**overrides: Any) -> Summary:
     values: dict[str, Any] = {
         "ending": Ending.FINISHED,
         "steps": 5,
@@ -32,11 +32,11 @@ def summary(**given: Any) -> Summary:
         "seconds": 135.0,
         "directory": "runs/local-testnet",
     }
-    return Summary(**values | given)
+    return Summary(**values | overrides)
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("fields", "says"),
     [
         (
             {},
@@ -51,8 +51,8 @@ def summary(**given: Any) -> Summary:
         ({"failed": ["client-2"]}, "ended with an error: client-2;"),
     ],
 )
-def test_summary_line_counts_members_and_steps(given: dict[str, Any], says: str) -> None:
-    assert says in summary(**given).line()
+def test_summary_line_counts_members_and_steps(fields: dict[str, Any], says: str) -> None:
+    assert says in summary(**fields).line()
 
 
 def test_summary_ends_with_loss_of_last_step(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_mixture_document_without_hash_on_chain_is_refused() -> None:
         schema = agreed_schema(CONFIG.to_hf(), 3, optimizer)
         with pytest.raises(Unsuitable, match=r"the run has no hash[\s\S]*update-config"):
             requirements.data_of(model, schema, RunAccess(private_network=True))
-        assert web.asked == []
+        assert web.requests == []
 
 
 @pytest.mark.parametrize(

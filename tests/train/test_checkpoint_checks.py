@@ -33,9 +33,9 @@ def settings(**options: Any) -> TrainSettings:
 
 @pytest.fixture(scope="module")
 def schema(tmp_path_factory: pytest.TempPathFactory) -> StateSchema:
-    async def story(_: SimulatedRun) -> None: ...
+    async def scenario(_: SimulatedRun) -> None: ...
 
-    return play(tmp_path_factory.mktemp("schema") / "run", story).schema.state
+    return play(tmp_path_factory.mktemp("schema") / "run", scenario).schema.state
 
 
 @pytest.mark.parametrize(
@@ -89,11 +89,11 @@ def test_put_links_without_required_options_are_refused(options: dict[str, Any],
 
 
 def test_put_links_are_hidden_in_shown_settings() -> None:
-    shown = settings(
+    train_settings = settings(
         checkpoint_dir=Path("kept"), checkpoint_put_links="https://signer.example/?token=f00dcafe"
     )
-    check_put_links(shown)
-    assert "f00dcafe" not in repr(shown)
+    check_put_links(train_settings)
+    assert "f00dcafe" not in repr(train_settings)
 
 
 def test_checkpoint_directory_is_created_and_left_empty(tmp_path: Path) -> None:
@@ -127,24 +127,26 @@ def test_disk_without_room_for_two_checkpoints_is_refused(
     tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 8 * schema.parameters() + RESERVE
-    asked = settings(checkpoint_dir=tmp_path)
+    train_settings = settings(checkpoint_dir=tmp_path)
     monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(
         AftermathError, match=f"--checkpoint-dir {tmp_path}: 2 checkpoints .* are free"
     ) as caught:
-        check_room(asked, schema)
+        check_room(train_settings, schema)
     assert "Free some space" in caught.value.fix
     monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
-    check_room(asked, schema)
+    check_room(train_settings, schema)
 
 
 def test_higher_tiers_save_nothing_and_are_warned(tmp_path: Path, schema: StateSchema) -> None:
-    asked = settings(checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1)
-    check_hub(asked)
-    check_directories(asked)
-    check_room(asked, schema)
+    train_settings = settings(
+        checkpoint_dir=tmp_path / "never", hub_repo="ada/model", matformer_tier=1
+    )
+    check_hub(train_settings)
+    check_directories(train_settings)
+    check_room(train_settings, schema)
     assert not (tmp_path / "never").exists()
-    assert "only members of tier 0" in (checkpoint_warning(asked) or "")
+    assert "only members of tier 0" in (checkpoint_warning(train_settings) or "")
 
 
 def test_tier_0_without_checkpoints_is_warned() -> None:
@@ -161,7 +163,7 @@ def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps:
     their loss.
     """
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim.saves_checkpoints = keeps
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until(lambda run: run.epoch == 1)
@@ -172,7 +174,7 @@ def test_members_report_steps_missing_in_older_checkpoint(tmp_path: Path, keeps:
             sim.start(sim_member)
         await sim.until(lambda run: all(sim_member.saw("model") for sim_member in sim_members))
 
-    sim = play(tmp_path, story, rounds_per_epoch=3)
+    sim = play(tmp_path, scenario, rounds_per_epoch=3)
     reached = sim.run.trained_steps
     lost = f"{reached} steps of training are lost: no member has the model"
     for sim_member in sim.sim_members:

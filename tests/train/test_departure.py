@@ -61,16 +61,16 @@ def test_first_signal_saves_or_asks_by_stake(
     answers: list[float | None],
     says: str | None,
 ) -> None:
-    seen: list[Any] = []
-    departure = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask)
+    events: list[Any] = []
+    departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=can_ask)
     member = AtStake(stake)
     departure.member = member  # type: ignore[assignment]
     assert [departure.on_signal(number) for _ in answers] == answers
-    warned = [event.message for event in seen if isinstance(event, event_types.Warning)]
+    warned = [event.message for event in events if isinstance(event, event_types.Warning)]
     assert [says is not None and says in message for message in warned] == [True] * bool(says)
     assert (member.stopped is not None) is (stake is None or stake.saves)
     assert departure.lost == stake
-    assert isinstance(seen[-1], event_types.Leaving)
+    assert isinstance(events[-1], event_types.Leaving)
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_first_signal_saves_or_asks_by_stake(
 def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     number: signal.Signals, can_ask: bool, stays: bool
 ) -> None:
-    seen: list[Any] = []
+    events: list[Any] = []
     stake = Stake(6, [0, 1], saves=True)
-    departure = Departure(Events(lambda: 0.0, [seen.append]), can_ask=can_ask)
+    departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=can_ask)
     member = AtStake(stake)
     departure.member = member  # type: ignore[assignment]
     stayed = list[bool]()
@@ -92,7 +92,7 @@ def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     assert [member.stopped(False), member.stopped(False)] == [stays, stays]
     assert stayed == [True] * stays
     assert departure.lost == stake, "also if a third signal ends the process at once"
-    first = next(event.message for event in seen if isinstance(event, event_types.Warning))
+    first = next(event.message for event in events if isinstance(event, event_types.Warning))
     assert first.startswith(LOST if stays else GONE)
     assert "no --checkpoint-dir" not in first
     assert ("Press Ctrl-C again" in first) is stays
@@ -104,8 +104,8 @@ def test_failed_save_asks_for_another_ctrl_c_on_terminal(
 
 
 def test_member_that_becomes_last_after_signal_gets_time_to_save() -> None:
-    seen: list[Any] = []
-    departure = Departure(Events(lambda: 0.0, [seen.append]), can_ask=True)
+    events: list[Any] = []
+    departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=True)
     member = AtStake(None)
     departure.member = member  # type: ignore[assignment]
     seconds = list[float]()
@@ -116,7 +116,7 @@ def test_member_that_becomes_last_after_signal_gets_time_to_save() -> None:
     member.at_stake = Stake(6, [0, 1], saves=True)
     member.saving(member.at_stake)
     assert seconds == [60.0]
-    assert [event.saves for event in seen] == [False, True]
+    assert [event.saves for event in events] == [False, True]
     assert departure.lost == member.at_stake
     assert not member.stopped(True)
     assert departure.lost is None

@@ -30,10 +30,10 @@ def test_user_error_of_memory_names_fix(error: Exception | None) -> None:
         with pytest.raises(RuntimeError) as caught:
             _more_than_there_is()
         error = caught.value
-    found = as_user_error(error, SETTINGS)
-    assert isinstance(found, OutOfMemory)
-    assert "tier 1" in found.message
-    assert "--matformer-tier" in found.fix
+    user_error = as_user_error(error, SETTINGS)
+    assert isinstance(user_error, OutOfMemory)
+    assert "tier 1" in user_error.message
+    assert "--matformer-tier" in user_error.fix
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])

@@ -22,7 +22,7 @@ class Session:
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
-        self.told = 0
+        self.signal_count = 0
         self.answers: list[float | None] = []
         """What the first signals are answered with, if not that the session may leave."""
         self.interrupts = Interrupts(self.tell)
@@ -32,7 +32,7 @@ class Session:
         self.left = False
 
     def tell(self, number: signal.Signals) -> float | None:
-        self.told += 1
+        self.signal_count += 1
         return self.answers.pop(0) if self.answers else 0.0
 
     async def live(self) -> None:
@@ -64,7 +64,7 @@ async def test_leave_is_not_cut_short_by_second_signal(signals: list[signal.Sign
     session = Session(0.3)
     await asyncio.wait_for(session.interrupted(*signals), 10)
     assert session.left
-    assert session.told == 1, "at the first signal, and only then"
+    assert session.signal_count == 1, "at the first signal, and only then"
     assert 0 < session.allowed <= interrupts.EXIT_SECONDS - interrupts.CLOSE_SECONDS
 
 
@@ -117,26 +117,26 @@ async def test_interrupts_next_signal_ends_work_that_stayed(
     monkeypatch.setattr(interrupts, "EXIT_SECONDS", 0.3)
     stays = asyncio.Event()
     ended = asyncio.Event()
-    told = list[signal.Signals]()
+    signals = list[signal.Signals]()
 
     def tell(number: signal.Signals) -> float:
-        told.append(number)
+        signals.append(number)
         return 0.0
 
-    heard = Interrupts(tell)
+    handler = Interrupts(tell)
 
     async def work() -> None:
         try:
             await asyncio.sleep(FOREVER)
         except asyncio.CancelledError:
-            heard.wait_for_another()
+            handler.wait_for_another()
             stays.set()
             await asyncio.sleep(FOREVER)
         finally:
-            heard.leaving()
+            handler.leaving()
             ended.set()
 
-    running = asyncio.create_task(heard.run(work()))
+    running = asyncio.create_task(handler.run(work()))
     await asyncio.sleep(0)
     os.kill(os.getpid(), signal.SIGINT)
     await stays.wait()
@@ -145,7 +145,7 @@ async def test_interrupts_next_signal_ends_work_that_stayed(
     os.kill(os.getpid(), signal.SIGINT)
     await asyncio.wait_for(running, 10)
     assert ended.is_set()
-    assert len(told) == 2
+    assert len(signals) == 2
 
 
 async def test_interrupts_run_ends_with_work_or_its_error() -> None:

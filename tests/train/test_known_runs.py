@@ -18,9 +18,9 @@ from rules import builders
 OWNER, MALLORY = (Keypair.from_seed(bytes([number]) * 32).pubkey() for number in (1, 2))
 
 
-def _run(**given: Any) -> Run:
+def _run(**overrides: Any) -> Run:
     values: dict[str, Any] = {"main_authority": bytes(OWNER), "created": 100}
-    return replace(builders.run(RunState.WAITING_FOR_MEMBERS), **(values | given))
+    return replace(builders.run(RunState.WAITING_FOR_MEMBERS), **(values | overrides))
 
 
 def _known(directory: Path, **network: str) -> KnownRuns:
@@ -44,18 +44,18 @@ def test_known_run_id_with_another_run_is_refused(
     tmp_path: Path, changed: dict[str, Any], owner: str | None, refusal: str | None
 ) -> None:
     first = _run()
-    found = _run(**changed)
+    run = _run(**changed)
     _known(tmp_path).check(first, None)
     _known(tmp_path).remember(first)
     if refusal is not None:
         with pytest.raises(Unsuitable, match=refusal) as refused:
-            _known(tmp_path).check(found, owner)
+            _known(tmp_path).check(run, owner)
         new_owner = MALLORY if "main_authority" in changed else OWNER
         assert owner or f"--owner {new_owner}" in str(refused.value.fix)
         return
-    _known(tmp_path).check(found, owner)
-    _known(tmp_path).remember(found)
-    _known(tmp_path).check(found, None)
+    _known(tmp_path).check(run, owner)
+    _known(tmp_path).remember(run)
+    _known(tmp_path).check(run, None)
 
 
 def test_known_run_when_unchanged_keeps_its_file(tmp_path: Path) -> None:

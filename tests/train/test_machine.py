@@ -44,12 +44,12 @@ made up.
 
 
 def test_machine_figures_are_plausible(tmp_path: Path) -> None:
-    seen = MachineProbe(tmp_path / "not" / "there" / "yet")()
-    assert 0 <= seen.cpu <= 100
-    assert psutil.Process().memory_info().rss / 4 < seen.resident < psutil.virtual_memory().total
-    assert 0 < seen.available < psutil.virtual_memory().total
-    assert 0 < seen.disk_free <= shutil.disk_usage(tmp_path).total
-    assert seen.network_sent >= 0
+    figures = MachineProbe(tmp_path / "not" / "there" / "yet")()
+    assert 0 <= figures.cpu <= 100
+    assert psutil.Process().memory_info().rss / 4 < figures.resident < psutil.virtual_memory().total
+    assert 0 < figures.available < psutil.virtual_memory().total
+    assert 0 < figures.disk_free <= shutil.disk_usage(tmp_path).total
+    assert figures.network_sent >= 0
 
 
 def test_memory_includes_other_member_processes(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def _ended(threads: list[threading.Thread]) -> list[threading.Thread]:
 
 def gpus(**variables: str) -> list[dict[str, float]]:
     line = [sys.executable, "-c", ASKED]
-    done = subprocess.run(
+    completed = subprocess.run(
         line, env=os.environ | variables, capture_output=True, text=True, check=True
     )
-    found: list[dict[str, float]] = json.loads(done.stdout)
-    return found
+    devices: list[dict[str, float]] = json.loads(completed.stdout)
+    return devices
 
 
 @pytest.fixture

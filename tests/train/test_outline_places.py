@@ -63,14 +63,16 @@ def troubled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[BaseExcept
 
 def test_unexpected_outline_error_skips_only_that_place(troubled: list[BaseException]) -> None:
     troubled.append(RecursionError("nobody has \x1b[31mthought of it"))
-    said: list[str] = []
-    outline, _ = requirements.outline_of(recorded("bad", "."), "run", said.append, access=TRUSTING)
+    messages: list[str] = []
+    outline, _ = requirements.outline_of(
+        recorded("bad", "."), "run", messages.append, access=TRUSTING
+    )
     assert outline.config == CONFIG.to_hf()
-    assert len(said) == 1
-    assert "RecursionError" in said[0]
-    assert said[0].isprintable()
+    assert len(messages) == 1
+    assert "RecursionError" in messages[0]
+    assert messages[0].isprintable()
     with pytest.raises(AftermathError, match="RecursionError"):
-        requirements.outline_of(recorded("bad"), "run", said.append, access=TRUSTING)
+        requirements.outline_of(recorded("bad"), "run", messages.append, access=TRUSTING)
 
 
 @pytest.mark.parametrize("ends", [MemoryError(), KeyboardInterrupt()], ids=["memory", "Ctrl-C"])
@@ -83,12 +85,12 @@ def test_outline_search_ends_on_unrelated_error(
 
 
 @pytest.mark.parametrize(
-    "said", [{"model_type": "olmo2", "head_dim": 10**12}, {"model_type": "nanogpt"}]
+    "document", [{"model_type": "olmo2", "head_dim": 10**12}, {"model_type": "nanogpt"}]
 )
 def test_outline_of_foreign_architecture_is_refused(
-    said: dict[str, object], tmp_path: Path
+    document: dict[str, object], tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_bytes(Outline(said).config_json())
+    (tmp_path / "config.json").write_bytes(Outline(document).config_json())
     with pytest.raises(Unsuitable, match="belongs to another architecture"):
         requirements.outline_of(recorded(str(tmp_path)), "run", lambda _: None, access=TRUSTING)
 
@@ -109,7 +111,7 @@ def test_member_without_model_gets_fix_for_members(tmp_path: Path) -> None:
 def test_own_checkpoint_gives_outline_after_false_names(tmp_path: Path) -> None:
     """The member opens no path that the run names, only what it wrote itself for this run."""
     run = builders.run(RunState.WAITING_FOR_MEMBERS)
-    said = list[str]()
+    messages = list[str]()
     for step in (3, 12):
         (tmp_path / f"test-step{step}").mkdir()
         write_mark(tmp_path / f"test-step{step}", maker_name(run.identity))
@@ -117,10 +119,10 @@ def test_own_checkpoint_gives_outline_after_false_names(tmp_path: Path) -> None:
     false = replace(recorded("x"), checkpoint=Checkpoint(CheckpointKind.HUB, "/etc", ""))
     access = RunAccess(own_maker=maker_name(run.identity))
     outline, _ = requirements.outline_of(
-        false, "test", said.append, *own_newest(tmp_path, run), access=access
+        false, "test", messages.append, *own_newest(tmp_path, run), access=access
     )
     assert outline.config == CONFIG.to_hf()
-    assert "'/etc' is not a Hub repository" in said[0]
+    assert "'/etc' is not a Hub repository" in messages[0]
     assert own_newest(None, run) == own_newest(tmp_path / "none", run) == []
 
 

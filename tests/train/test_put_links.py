@@ -35,7 +35,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self.stored: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         """Methods and paths, in order."""
         self.now = 0
         """PUT requests so far. Links expire by this clock."""
@@ -59,12 +59,12 @@ class Bucket:
         )
 
     async def links(self, request: web.Request) -> web.Response:
-        self.asked.append(f"GET {request.path}")
+        self.requests.append(f"GET {request.path}")
         return web.Response(text=self.sign_all(request.match_info["checkpoint"], 2))
 
     async def put(self, request: web.Request) -> web.Response:
         self.now += 1
-        self.asked.append(f"PUT {request.match_info['name']}")
+        self.requests.append(f"PUT {request.match_info['name']}")
         if self.unavailable:
             self.unavailable -= 1
             return web.Response(status=503, headers={"Retry-After": "6"})
@@ -80,9 +80,9 @@ class Bucket:
 
 @pytest.fixture
 async def bucket() -> AsyncIterator[Bucket]:
-    found = Bucket()
-    async with found.server:
-        yield found
+    storage = Bucket()
+    async with storage.server:
+        yield storage
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ async def test_put_of_all_files_ends_with_config(
 ) -> None:
     source = links.name(bucket.sign_all("demo-step6", 10))
     PutLinks(source).check()
-    said, pauses = await put(source, checkpoint)
-    assert said == f"{bucket.server.make_url('').origin()} (3 files of demo-step6)"
+    summary, pauses = await put(source, checkpoint)
+    assert summary == f"{bucket.server.make_url('').origin()} (3 files of demo-step6)"
     assert bucket.stored == STORED
-    assert bucket.asked == ["PUT model.safetensors", "PUT tokenizer.json", "PUT config.json"]
+    assert bucket.requests == ["PUT model.safetensors", "PUT tokenizer.json", "PUT config.json"]
     assert pauses == []
 
 
@@ -140,7 +140,7 @@ async def test_address_signs_each_file_separately(bucket: Bucket, checkpoint: Pa
     assert not hub.recordable
     await asyncio.to_thread(hub.upload, checkpoint, "demo step 6")
     assert bucket.stored == STORED
-    assert bucket.asked[::2] == ["GET /links/demo-step6"] * 3
+    assert bucket.requests[::2] == ["GET /links/demo-step6"] * 3
 
 
 async def test_expired_link_is_refused_once_and_not_shown(
@@ -155,7 +155,7 @@ async def test_expired_link_is_refused_once_and_not_shown(
         ) as e,
     ):
         await put(source, checkpoint)
-    assert bucket.asked == ["PUT model.safetensors", "PUT tokenizer.json"]
+    assert bucket.requests == ["PUT model.safetensors", "PUT tokenizer.json"]
     assert (
         SECRET
         not in f"{e.value} {e.value.fix} {e.value.__cause__} {caplog.text} {PutLinks(source)}"
@@ -237,4 +237,4 @@ async def test_file_without_link_is_found_before_any_put(
         CheckpointError, match=r"there is no link for model\.safetensors, tokenizer\.json"
     ):
         await put(source, checkpoint)
-    assert bucket.asked == []
+    assert bucket.requests == []

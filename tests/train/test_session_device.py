@@ -22,8 +22,8 @@ from aftermath.train.device_options import device_setup
 from aftermath.train.settings import TrainSettings
 
 
-def settings(**given: Any) -> TrainSettings:
-    return TrainSettings(run_id="demo", device="cpu", **given)
+def settings(**options: Any) -> TrainSettings:
+    return TrainSettings(run_id="demo", device="cpu", **options)
 
 
 def test_grad_accumulation_below_fp32_is_refused() -> None:
@@ -42,10 +42,10 @@ def there() -> MemberBackend:
 
 def test_device_is_exact_before_join() -> None:
     torch.backends.cudnn.allow_tf32 = True
-    named = device_setup(settings(precision="bf16", compile="on"), there())
+    setup = device_setup(settings(precision="bf16", compile="on"), there())
     assert is_exact()
-    assert named.mesh.devices[0] == torch.device("cpu")
-    assert named.arithmetic == Arithmetic(bf16=True, compiled=True)
+    assert setup.mesh.devices[0] == torch.device("cpu")
+    assert setup.arithmetic == Arithmetic(bf16=True, compiled=True)
 
 
 def test_rounding_environment_is_refused(

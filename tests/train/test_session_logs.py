@@ -77,9 +77,9 @@ def test_log_with_torn_last_line_continues_on_new_line(tmp_path: Path) -> None:
         if before is not None:
             log.write_bytes(before)
         JsonLines(log, lambda: datetime.now(UTC))(sample_event("started"))
-        found = log.read_text().splitlines()
-        assert len(found) == lines
-        assert json.loads(found[-1])["kind"] == "started"
+        log_lines = log.read_text().splitlines()
+        assert len(log_lines) == lines
+        assert json.loads(log_lines[-1])["kind"] == "started"
 
 
 @pytest.mark.parametrize(
@@ -117,25 +117,27 @@ def test_error_is_not_logged_if_stderr_is_same_file(
 def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
     """Only sinks add dates, so a member's events are equal in every run in virtual time."""
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 1, 2):
             sim.add(tier)
         await sim.until_finished()
 
-    told = []
+    runs = []
     for place in (tmp_path / "one", tmp_path / "two"):
-        sim = play(place, story, total_steps=3, rounds_per_epoch=3)
+        sim = play(place, scenario, total_steps=3, rounds_per_epoch=3)
         assert sim.check() > 0
         # The checkpoint directory differs each time.
-        kept = [
+        events_by_member = [
             [event for event in sim_member.events if event["kind"] != "checkpoint"]
             for sim_member in sim.sim_members
         ]
-        told.append([[{**event, "checkpoint": None} for event in events] for events in kept])
+        runs.append(
+            [[{**event, "checkpoint": None} for event in events] for events in events_by_member]
+        )
         assert all(
             "at" not in event for sim_member in sim.sim_members for event in sim_member.events
         )
-    assert told[0] == told[1]
+    assert runs[0] == runs[1]
 
 
 # --- going
@@ -143,9 +145,9 @@ def test_simulated_member_events_have_no_date(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("reachable", [True, False])
 def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: bool) -> None:
-    said: list[str] = []
+    messages: list[str] = []
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2)]
         await sim.until_round(2)
         going = sim_members[2]
@@ -155,11 +157,11 @@ def test_leaving_member_reports_whether_run_knows(tmp_path: Path, reachable: boo
         going.chain.down = not reachable
         before = len(going.events)
         await session._leave(going.member, going.member._ports.events, 1.3)
-        said.extend(event.get("message", event["kind"]) for event in going.events[before:])
+        messages.extend(event.get("message", event["kind"]) for event in going.events[before:])
 
-    play(tmp_path, story)
+    play(tmp_path, scenario)
     not_told = "cannot tell the chain that this member leaves; the others will drop it"
-    assert said == (["left"] if reachable else [not_told])
+    assert messages == (["left"] if reachable else [not_told])
 
 
 def test_warning_repeats_options_of_running_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,12 +27,12 @@ async def test_peers_of_local_chain_are_found_in_directory(
     )
     transport = await session._open_transport(settings, bytes(range(32)), on_local_network=True)
     try:
-        assert found(tmp_path / "peers") == entries
+        assert entry_count(tmp_path / "peers") == entries
     finally:
         await transport.close()
 
 
-def found(directory: Path) -> int:
+def entry_count(directory: Path) -> int:
     """Return how many peers have announced themselves in the directory."""
     return len(list(directory.glob("*.json")))
 

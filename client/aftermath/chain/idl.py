@@ -175,8 +175,11 @@ def _variant(variant: Json) -> Json:
     fields = variant.get("fields")
     if not fields:
         return {"name": variant["name"]}
-    named = isinstance(fields[0], dict) and "name" in fields[0]
-    return {"name": variant["name"], "fields": [_field(f) if named else _type(f) for f in fields]}
+    has_names = isinstance(fields[0], dict) and "name" in fields[0]
+    return {
+        "name": variant["name"],
+        "fields": [_field(f) if has_names else _type(f) for f in fields],
+    }
 
 
 def _collect_types(kind: Any, types: Mapping[str, Json], types_found: dict[str, Json]) -> None:

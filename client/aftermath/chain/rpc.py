@@ -227,8 +227,8 @@ class RpcPool:
         """Log once that no node has answered yet: a node that drops requests fails only slowly."""
         if not self._cluster.answered and not self._cluster.awaited:
             self._cluster.awaited = True
-            shown = ", ".join(node.endpoint.shown for node in self._nodes.all)
-            log.warning("waiting for %s %s", self.called, shown)
+            endpoints = ", ".join(node.endpoint.shown for node in self._nodes.all)
+            log.warning("waiting for %s %s", self.called, endpoints)
 
     async def _call(self, ask: Ask[T], patience: float, attempt: float) -> T:
         now = asyncio.get_running_loop().time

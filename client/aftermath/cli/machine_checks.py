@@ -281,23 +281,23 @@ async def relay(subject: Subject) -> Finding:
             "no relay is used: members have to reach each other directly",
             f"If they do not, {_NO_RELAY}",
         )
-    seen = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
+    addresses = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
     return relay_finding(
-        chosen, None if seen is None else seen.addresses, named=subject.relay != AUTO
+        chosen, None if addresses is None else addresses.addresses, is_named=subject.relay != AUTO
     )
 
 
-def relay_finding(chosen: str, addresses: Sequence[str] | None, *, named: bool) -> Finding:
+def relay_finding(chosen: str, addresses: Sequence[str] | None, *, is_named: bool) -> Finding:
     """Judge a relay by the addresses at which it sees this machine. None: the relay did not accept
     it.
 
-    `named`: the user passed this relay, so its absence is a failure.
+    `is_named`: the user passed this relay, so its absence is a failure.
     """
     from aftermath.p2p.relay import N0
 
     name = "n0's relay" if chosen == N0 else f"the relay {chosen}"
     if addresses is None:
-        return (broken if named else dubious)(
+        return (broken if is_named else dubious)(
             f"{name} did not accept this machine within {RELAY_SECONDS} s: members can reach it only directly",
             _unreached(chosen),
         )

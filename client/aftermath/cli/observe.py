@@ -72,9 +72,9 @@ async def observe(
                 observatory.open(),
                 ObserverServer(observatory, names=name or ()).listening(host, port) as chosen,
             ):
-                shown = f"[{host}]" if ":" in host else host
+                url_host = f"[{host}]" if ":" in host else host
                 page = f"run/{quote(run_id, safe='')}" if run_id else ""
-                url = f"http://{shown}:{chosen}/{page}"
+                url = f"http://{url_host}:{chosen}/{page}"
                 show(Result({"url": url}, f"the observer is at {url}"), as_json=json_output)
                 ended = asyncio.Event()
                 with on_signals(

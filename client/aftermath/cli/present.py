@@ -173,10 +173,12 @@ def aside(renderable: RenderableType) -> None:
     _draw(console_with(stderr=True, width=width), renderable)
 
 
-def renamed(pairs: Mapping[str, object], name: str, shown: str, value: object) -> dict[str, object]:
+def renamed(
+    pairs: Mapping[str, object], name: str, new_key: str, value: object
+) -> dict[str, object]:
     """Return the pairs with the entry `name` replaced by `shown: value`, in the same place."""
     return {
-        shown if key == name else key: value if key == name else old_value
+        new_key if key == name else key: value if key == name else old_value
         for key, old_value in pairs.items()
     }
 

@@ -106,7 +106,7 @@ def _showing(run_id: str, facts: Facts, *, as_json: bool) -> Iterator[Callable[[
     last_status: RunStatus | None = None
     with Screen(console, lambda: datetime.now(UTC), time.monotonic(), "watch", run_id) as screen:
         screen.facts(*facts)
-        logged = _changes(lambda _, said: screen.line(said))
+        logged = _changes(lambda _, text: screen.line(text))
 
         def show(status: RunStatus) -> None:
             nonlocal last_status

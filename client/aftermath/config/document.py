@@ -311,10 +311,10 @@ def _refused(
     source: str, text: str, mistakes: list[config_errors.Mistake], fix: str = CORRECT
 ) -> config_errors.Mistaken:
     lines = config_errors.line_numbers(text)
-    found = [
+    located_mistakes = [
         config_errors.LocatedMistake(
             config_errors.line_of(lines, one.path), ".".join(one.path), one.sentence, one.code
         )
         for one in mistakes
     ]
-    return config_errors.Mistaken(source, found, fix)
+    return config_errors.Mistaken(source, located_mistakes, fix)

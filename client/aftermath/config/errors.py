@@ -83,8 +83,8 @@ class LocatedMistake:
 class Mistaken(ConfigError):
     """A config file with mistakes. `found` and the message list them by line."""
 
-    def __init__(self, source: str, found: Sequence[LocatedMistake], fix: str) -> None:
-        self.found = tuple(sorted(found, key=lambda one: one.line))
+    def __init__(self, source: str, mistakes: Sequence[LocatedMistake], fix: str) -> None:
+        self.found = tuple(sorted(mistakes, key=lambda one: one.line))
         super().__init__(
             "\n".join(f"{source}:{one.line}: {one.sentence}" for one in self.found), fix
         )
@@ -92,13 +92,13 @@ class Mistaken(ConfigError):
 
 def invalid_toml(source: str, text: str, why: str, fix: str) -> Mistaken:
     """Return the error for a `text` that is not valid TOML. `why`: the parser's message."""
-    found = re.search(r"at line (\d+)", why)
-    line = int(found[1]) if found else 1
+    match = re.search(r"at line (\d+)", why)
+    line = int(match[1]) if match else 1
     sentence = f"this is not valid TOML: {why}"
     written = text.splitlines()[line - 1 : line]
     if written and (_TWICE.search(why) or "Cannot overwrite" in why):
-        given = written[0].split("#")[0].partition("=")[0].strip()
-        sentence = f"{given} is set twice"
+        key = written[0].split("#")[0].partition("=")[0].strip()
+        sentence = f"{key} is set twice"
     elif written and (bare := _BARE_WORD.match(written[0])):
         word = bare[2].lower()
         needs = (
@@ -156,7 +156,7 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
     *table, key = item["loc"] or ("",)
     where = f"[{'.'.join(map(str, table))}] {key}" if table else f"[{key}]"
     kind = item["type"]
-    given = item["input"]
+    value = item["input"]
     context = item.get("ctx", {})
     if kind == "extra_forbidden":
         allowed = _keys(root, table)
@@ -165,22 +165,22 @@ def _sentence(item: Any, root: type[BaseModel]) -> str:
         return f"{where} is missing"
     if kind == "literal_error":
         allowed = re.findall(r"'([^']*)'", context["expected"])
-        return f"{where} is {_as_written(given)}{_nearest(str(given), allowed)}; allowed: {', '.join(allowed)}"
+        return f"{where} is {_as_written(value)}{_nearest(str(value), allowed)}; allowed: {', '.join(allowed)}"
     if kind in ("greater_than_equal", "less_than_equal"):
         limit = context.get("ge", context.get("le"))
         if "le" in context:
-            return f"{where} is {given}; it must be at most {limit}"
+            return f"{where} is {value}; it must be at most {limit}"
         least = _known(item["loc"])[1]
-        return f"{where} is {given}; it must be at least {limit if least is None else max(limit, least):g}"
+        return f"{where} is {value}; it must be at least {limit if least is None else max(limit, least):g}"
     if kind in ("too_short", "too_long"):
         limit = context.get("min_length", context.get("max_length"))
         return f"{where} has {counted(context['actual_length'], 'entry', 'entries')}; it must have {limit}"
     if kind == "value_error":
         return f"{where} {context['error']}"
     if kind == "string_pattern_mismatch":
-        return f"{where} is {_as_written(given)}; it must be {_form(item['loc'])}"
+        return f"{where} is {_as_written(value)}; it must be {_form(item['loc'])}"
     unit = _known(item["loc"])[0] if kind in ("int_type", "int_from_float", "float_type") else ""
-    return f"{where} is {_as_written(given)}; it must be {_KINDS.get(kind, item['msg'])}{f' of {unit}' if unit else ''}"
+    return f"{where} is {_as_written(value)}; it must be {_KINDS.get(kind, item['msg'])}{f' of {unit}' if unit else ''}"
 
 
 def _known(path: Sequence[str | int]) -> tuple[str, float | None]:
@@ -199,23 +199,23 @@ def _form(path: Sequence[str | int]) -> str:
     return find(".".join(map(str, path)))[0].limits
 
 
-def _as_written(given: object) -> str:
+def _as_written(value: object) -> str:
     """Return a value in TOML syntax, or "a list" or "a table"."""
-    if isinstance(given, bool):
-        return str(given).lower()
-    if isinstance(given, date | time):
-        return given.isoformat()
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, date | time):
+        return value.isoformat()
     return (
         "a list"
-        if isinstance(given, list)
+        if isinstance(value, list)
         else "a table"
-        if isinstance(given, dict)
-        else short_repr(given)
+        if isinstance(value, dict)
+        else short_repr(value)
     )
 
 
-def _nearest(given: str, allowed: Iterable[str]) -> str:
-    close = difflib.get_close_matches(given.lower(), [name.lower() for name in allowed], n=1)
+def _nearest(text: str, allowed: Iterable[str]) -> str:
+    close = difflib.get_close_matches(text.lower(), [name.lower() for name in allowed], n=1)
     return next(
         (f" (did you mean {name}?)" for name in allowed if close and name.lower() == close[0]), ""
     )

@@ -69,23 +69,23 @@ def find(name: str) -> list[ConfigKey]:
     Try the full name, then names that end with it, then paths as `json-dump-run` prints them
     (`run.config.total_steps`, `model.optimizer.value_bits`).
     """
-    wanted = tuple(part for part in name.strip("[] ").split(".") if part)
-    if not wanted:
+    path = tuple(part for part in name.strip("[] ").split(".") if part)
+    if not path:
         return []
-    exact = [key for key in keys() if key.path == wanted]
+    exact = [key for key in keys() if key.path == path]
     return (
         exact
-        or [key for key in keys() if key.path[-len(wanted) :] == wanted]
-        or [key for key in keys() if key.path[-1] == wanted[-1] and _leaves_out(wanted, key.path)]
+        or [key for key in keys() if key.path[-len(path) :] == path]
+        or [key for key in keys() if key.path[-1] == path[-1] and _leaves_out(path, key.path)]
         # The program's `run.config` also has some settings of the model's table.
-        or [key for key in keys() if key.path[-1] == wanted[-1] and wanted[:-1] == _RUN_CONFIG]
+        or [key for key in keys() if key.path[-1] == path[-1] and path[:-1] == _RUN_CONFIG]
     )
 
 
-def _leaves_out(wanted: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    """Return whether `wanted`, without a leading `run`, is a subsequence of `path`."""
+def _leaves_out(shorter: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    """Return whether `shorter`, without a leading `run`, is a subsequence of `path`."""
     parts = iter(path)
-    return all(part in parts for part in (wanted[1:] if wanted[0] == "run" else wanted))
+    return all(part in parts for part in (shorter[1:] if shorter[0] == "run" else shorter))
 
 
 def nearest(name: str) -> list[str]:
@@ -144,17 +144,17 @@ def _key(path: tuple[str, ...], field: FieldInfo) -> ConfigKey:
 
 def _plain(annotation: Any, marks: Iterable[Any] = ()) -> tuple[Any, list[Any]]:
     """Return a type without `None` and annotations, and its annotations."""
-    found = list(marks)
+    all_marks = list(marks)
     while True:
         origin = get_origin(annotation)
         inner = get_args(annotation)
         if origin is Annotated:
-            found += [mark for one in inner[1:] for mark in getattr(one, "metadata", [one])]
+            all_marks += [mark for one in inner[1:] for mark in getattr(one, "metadata", [one])]
             annotation = inner[0]
         elif origin in (Union, types.UnionType):
             annotation = next(one for one in inner if one is not type(None))
         else:
-            return annotation, found
+            return annotation, all_marks
 
 
 def _kind_text(kind: Any) -> str:
@@ -230,10 +230,10 @@ def json_schema() -> dict[str, Any]:
     It has no $id, because config files refer to it by path. It has only the limits of single keys;
     `config validate` also checks the rules between keys.
     """
-    held = RunConfig.model_json_schema()
+    schema = RunConfig.model_json_schema()
     return (
         {"$schema": "http://json-schema.org/draft-07/schema#"}
-        | held
+        | schema
         | {"title": "Config of an aftermath run"}
     )
 
@@ -259,26 +259,26 @@ def tables_text(tables: dict[str, dict[str, Any]], comment: Sequence[str]) -> st
 
 def _table(holder: Table, above: tuple[str, ...], name: str) -> Iterator[str]:
     """Yield the lines of a table and of its inner tables."""
-    held = getattr(holder, name)
+    table = getattr(holder, name)
     path = (*above, name)
     comment = _comment(path)
-    if isinstance(held, Choice):
-        path = (*path, _chosen(held))
-        held = held.chosen
-    inner = [one for one in type(held).model_fields if _is_table(getattr(held, one))]
+    if isinstance(table, Choice):
+        path = (*path, _chosen(table))
+        table = table.chosen
+    inner = [one for one in type(table).model_fields if _is_table(getattr(table, one))]
     values = [
         one
-        for one in type(held).model_fields
-        if getattr(held, one) is not None and one not in inner
+        for one in type(table).model_fields
+        if getattr(table, one) is not None and one not in inner
     ]
     if values or not inner:
         yield from ("", comment, f"[{'.'.join(path)}]")
     for one in values:
-        value = getattr(held, one)
+        value = getattr(table, one)
         yield _comment((*path, one))
         yield f"{one} = {written(_chosen(value) if isinstance(value, Choice) else value)}"
     for one in inner:
-        yield from _table(held, path, one)
+        yield from _table(table, path, one)
 
 
 def _is_table(value: object) -> bool:

@@ -86,15 +86,15 @@ def _parsed(document: Any) -> tuple[list[DataSource], list[float] | None, bytes 
         raise TypeError("it is not a JSON object")
     if strange := document.keys() - {"shuffle", "providers"}:
         raise ValueError(f"it has an unknown key {min(strange)!r}")
-    given = document.get("providers")
-    if not isinstance(given, list) or not 1 <= len(given) <= MOST_SOURCES:
+    providers = document.get("providers")
+    if not isinstance(providers, list) or not 1 <= len(providers) <= MOST_SOURCES:
         raise ValueError(f"providers must be a list of 1 to {MOST_SOURCES} entries")
-    pairs = [one if isinstance(one, list) else None for one in given]
+    pairs = [one if isinstance(one, list) else None for one in providers]
     if any(pairs) and not all(pair and len(pair) == 2 for pair in pairs):
         raise ValueError("either all providers must have weights, or none of them")
     sources = [
         DataLocationChoice.model_validate(pair[0] if pair else one).source
-        for pair, one in zip(pairs, given, strict=True)
+        for pair, one in zip(pairs, providers, strict=True)
     ]
     weights = [float(pair[1]) for pair in pairs if pair] or None
     order = Shuffle.model_validate(document.get("shuffle", "DontShuffle"))

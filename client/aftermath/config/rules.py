@@ -74,15 +74,15 @@ def broken_spec(values: Mapping[str, Any]) -> list[Mistake]:
     return _mistakes(_spec(values), {})
 
 
-def _mistakes(found: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any]) -> list[Mistake]:
+def _mistakes(faults: Iterable[tuple[str, Path, Any]], config: Mapping[str, Any]) -> list[Mistake]:
     known = rule_sentences()
     return [
         Mistake(
             path,
-            f"{path[-1]} = {_shown(given)}: {_with_others(_about(known[name], path), path, config)}",
+            f"{path[-1]} = {_shown(value)}: {_with_others(_about(known[name], path), path, config)}",
             code_of(name),
         )
-        for name, path, given in found
+        for name, path, value in faults
     ]
 
 
@@ -93,8 +93,8 @@ def _about(sentence: str, path: Path) -> str:
 
 def _with_others(sentence: str, path: Path, config: Mapping[str, Any]) -> str:
     """Return the sentence with the values of the other keys that it names."""
-    named = dict.fromkeys(re.findall(r"\w+", sentence))
-    others = [f"{key} is {config[key]}" for key in named if key in config and key != path[-1]]
+    names = dict.fromkeys(re.findall(r"\w+", sentence))
+    others = [f"{key} is {config[key]}" for key in names if key in config and key != path[-1]]
     return f"{sentence} Here {' and '.join(others)}." if others else sentence
 
 

@@ -47,11 +47,11 @@ class Table(BaseModel):
     ) -> dict[str, Any]:
         """Return the JSON Schema without null, because TOML has no null."""
         document = handler(core)
-        held = handler.resolve_ref_schema(document)
-        properties = {name: _as_written(one) for name, one in held.get("properties", {}).items()}
-        shape = cls._shape(held | {"properties": properties})
-        held.clear()
-        held.update(shape)
+        schema = handler.resolve_ref_schema(document)
+        properties = {name: _as_written(one) for name, one in schema.get("properties", {}).items()}
+        shape = cls._shape(schema | {"properties": properties})
+        schema.clear()
+        schema.update(shape)
         return document
 
     @classmethod
@@ -98,11 +98,11 @@ class Choice(Table):
         if isinstance(value, dict) and (
             len(value) != 1 or None in value.values()
         ):  # JSON has null, but TOML does not
-            given = (
+            choices = (
                 " and ".join(name for name, settings in value.items() if settings is not None)
                 or "none"
             )
-            raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {given}")
+            raise ValueError(f"needs exactly one of {', '.join(cls.model_fields)}, not {choices}")
         return value
 
     @classmethod
@@ -190,12 +190,12 @@ class BareVariant(Variant, ABC):
         return value if isinstance(value, dict) else {next(iter(cls.model_fields)): value}
 
 
-def _as_written(given: dict[str, Any]) -> dict[str, Any]:
+def _as_written(schema: dict[str, Any]) -> dict[str, Any]:
     """Return a key's JSON Schema without null, and with its unit in the description."""
-    kinds = [one for one in given.get("anyOf", ()) if one != {"type": "null"}]
+    kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     rest = {
         name: value
-        for name, value in given.items()
+        for name, value in schema.items()
         if name != "anyOf" and (name, value) != ("default", None)
     }
     if isinstance(default := rest.get("default"), dict):

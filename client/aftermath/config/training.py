@@ -34,9 +34,9 @@ _INIT = "Learning rate that the warm-up begins with."
 _WARMUP = "Steps over which the learning rate rises to `base_lr`."
 
 
-def _schedule(kind: ScheduleKind, given: Table, **renamed: float) -> dict[str, Any]:
+def _schedule(kind: ScheduleKind, table: Table, **renamed: float) -> dict[str, Any]:
     """Return a schedule in flat form: unused numbers are zero, and rates are their bits."""
-    values: dict[str, Any] = given.model_dump() | renamed
+    values: dict[str, Any] = table.model_dump() | renamed
     rates = ("base_lr", "warmup_init_lr", "final_lr", "cosine_decay_final_lr")
     steps = (
         "warmup_steps",

@@ -90,7 +90,7 @@ async def _checked(host: str, port: int | None, permits: Permits) -> list[str]:
     """
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:
         return []
-    return permitted(host, found, permits)
+    return permitted(host, addresses, permits)

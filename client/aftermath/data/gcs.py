@@ -60,15 +60,15 @@ def bucket_urls(bucket: str, folder: str, client: HttpClient) -> list[str]:
     names: list[str] = []
     token = ""
     for _ in range(_MOST_PAGES):
-        asked = f"prefix={quote(prefix, safe='')}&delimiter=%2F&fields=items(name),nextPageToken"
-        url = f"{host}/storage/v1/b/{bucket}/o?{asked}" + (
+        query = f"prefix={quote(prefix, safe='')}&delimiter=%2F&fields=items(name),nextPageToken"
+        url = f"{host}/storage/v1/b/{bucket}/o?{query}" + (
             f"&pageToken={quote(token, safe='')}" if token else ""
         )
         try:
             page: _Page = json_as(client.read_document(url, _MOST_BYTES), _Page)
         except Malformed as error:
             raise DataError(f"the listing of bucket {bucket} cannot be read: {error}") from None
-        names += [found.name for found in page.items]
+        names += [item.name for item in page.items]
         token = page.next_page_token
         if len(names) > MOST_FILES:
             break

@@ -153,11 +153,11 @@ class HttpClient:
                 return await fetch()
 
         failure = ""
-        wanted = 0.0  # seconds, from Retry-After
+        pause = 0.0  # seconds, from Retry-After
         for attempt in range(TRIES):
             if attempt:
-                time.sleep(max(doubled(attempt, self._pause, _LONGEST_PAUSE), wanted))
-            wanted = 0.0
+                time.sleep(max(doubled(attempt, self._pause, _LONGEST_PAUSE), pause))
+            pause = 0.0
             try:
                 return asyncio.run_coroutine_threadsafe(attempt_once(), _loop()).result()
             except (
@@ -172,7 +172,7 @@ class HttpClient:
                 ) from None
             except _TemporaryFailure as error:
                 failure = str(error)
-                wanted = error.pause
+                pause = error.pause
             except TimeoutError:
                 failure = "the server sends too slowly"
             except httpx.HTTPError as error:

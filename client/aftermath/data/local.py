@@ -112,13 +112,13 @@ def open_tokens(
     fix if the data is missing, empty, truncated or of another format.
     """
     path = Path(path).expanduser().absolute()
-    found = token_files(path)
-    for file in found:
+    files = token_files(path)
+    for file in files:
         stated = _stated_width(file)
         if stated is not None:
             check_stated_width(str(file), stated, token_bytes)
     store = LocalFiles(
-        [unpacked_tokens(file, token_bytes) if file.suffix == PARQUET else file for file in found]
+        [unpacked_tokens(file, token_bytes) if file.suffix == PARQUET else file for file in files]
     )
     return TokenFiles(
         store, str(path), token_bytes, seq_len, vocab_size=vocab_size, shuffle_seed=shuffle_seed

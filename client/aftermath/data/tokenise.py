@@ -68,15 +68,15 @@ def folder_documents(folder: Path) -> list[Path]:
             else f"there is no folder {folder}"
         )
         raise TextError(contents, "Name a text file, or a folder with text files")
-    found = sorted(
+    documents = sorted(
         path
         for path in folder.rglob("*")
         if path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     )
-    if not found:
+    if not documents:
         raise TextError(f"{folder} has no files", "Name a folder with text files")
-    return found
+    return documents
 
 
 def standard_library_root() -> Path:

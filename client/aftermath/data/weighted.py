@@ -103,8 +103,8 @@ def cycle_sources(weights: Sequence[float]) -> list[int]:
     counts = [0] * len(exact)
     positions = []
     shares = [weight / total for weight in exact]
-    for done in range(1, CYCLE + 1):
-        which = max(range(len(shares)), key=lambda one: (shares[one] * done - counts[one], -one))
+    for count in range(1, CYCLE + 1):
+        which = max(range(len(shares)), key=lambda one: (shares[one] * count - counts[one], -one))
         counts[which] += 1
         positions.append(which)
     return positions

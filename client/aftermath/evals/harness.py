@@ -157,8 +157,10 @@ def _model(ask: Ask, tokenizer: Tokenizer, window: int) -> Any:
             self, requests: Any, disable_tqdm: bool = True
         ) -> list[tuple[float, bool]]:
             del disable_tqdm
-            found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-            return found
+            likelihoods: list[tuple[float, bool]] = super().loglikelihood(
+                requests, disable_tqdm=True
+            )
+            return likelihoods
 
         def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
             return [

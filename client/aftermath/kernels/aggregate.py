@@ -78,7 +78,7 @@ def _count(
     0). `low` is the position of the block's first place. Each value is clamped to +-`most`.
     """
     # Members can be numerous and their votes large, so votes are read where they are.
-    found = 0
+    count = 0
     for member in range(len(addresses)):
         first = starts[member, block]
         last = stops[member, block]
@@ -95,11 +95,11 @@ def _count(
             if shifted:
                 value <<= np.int64(shifts[v])
             if counts[place] == 0:
-                touched[found] = place
-                found += 1
+                touched[count] = place
+                count += 1
             counts[place] += 1
             sums[place] += min(max(value, -most), most)
-    return found
+    return count
 
 
 @kernel(
@@ -135,7 +135,7 @@ def apply_mean(
     counts = np.zeros(size, np.int64)
     touched = np.empty(size, np.int64)
     for number in range(first, last):
-        found = _count(
+        touched_count = _count(
             addresses,
             whole,
             starts,
@@ -149,7 +149,7 @@ def apply_mean(
         )
         top = number // across * height
         left = number % across * width
-        for t in range(found):
+        for t in range(touched_count):
             place = touched[t]
             y: Any = np.int64(np.uint32(place) // np.uint32(width))
             x = place - y * width
@@ -203,7 +203,7 @@ def apply_signs(
         many = min(at_once, last - start)
         given[:] = 0
         for number in range(start, start + many):
-            found = _count(
+            touched_count = _count(
                 addresses,
                 False,
                 starts,
@@ -216,7 +216,7 @@ def apply_signs(
                 touched,
             )
             left = (number - start) * width
-            for t in range(found):
+            for t in range(touched_count):
                 place = touched[t]
                 total = sums[place] << mean_bits
                 count = counts[place]

@@ -53,12 +53,12 @@ def kernel(types: str | None = None, fused: bool = False) -> Callable[[F], F]:
 
     def compiled(function: F) -> F:
         try:
-            found = _compiler(fused, cache=True)(function)
+            compiled_function = _compiler(fused, cache=True)(function)
         except RuntimeError:  # no cache directory is writable
-            found = _compiler(fused, cache=False)(function)
+            compiled_function = _compiler(fused, cache=False)(function)
         if types is not None:
-            _typed.append((found, types))
-        return found  # type: ignore[no-any-return]
+            _typed.append((compiled_function, types))
+        return compiled_function  # type: ignore[no-any-return]
 
     return compiled
 

@@ -34,10 +34,10 @@ def _bits(payload: tl.tensor, bit: tl.tensor, count: tl.tensor, inside: tl.tenso
     own = payload + (bit >> 3)
     shift = (bit & 7).to(tl.int32)
     end = shift + count
-    found = tl.load(own, mask=inside, other=0).to(tl.int32)
-    found |= tl.load(own + 1, mask=inside & (end > 8), other=0).to(tl.int32) << 8
-    found |= tl.load(own + 2, mask=inside & (end > 16), other=0).to(tl.int32) << 16
-    return (found >> shift) & ((1 << count) - 1)
+    word = tl.load(own, mask=inside, other=0).to(tl.int32)
+    word |= tl.load(own + 1, mask=inside & (end > 8), other=0).to(tl.int32) << 8
+    word |= tl.load(own + 2, mask=inside & (end > 16), other=0).to(tl.int32) << 16
+    return (word >> shift) & ((1 << count) - 1)
 
 
 @triton.jit

@@ -17,9 +17,9 @@ _BATCH = 32  # sequences in a pass
 
 def spread(data: Source, count: int) -> Tensor:
     """Return at most `count` evenly spaced sequences, int64 [n, seq_len]."""
-    wanted = min(count, data.sequences)
+    number = min(count, data.sequences)
     return torch.from_numpy(
-        data.read([index * data.sequences // wanted for index in range(wanted)])
+        data.read([index * data.sequences // number for index in range(number)])
     )
 
 

@@ -144,15 +144,15 @@ class MultiReplicaTrainer:
 
     def hashes(self) -> dict[int, bytes]:
         """Return the hash of every level. Raises ReplicasDiffer if two replicas disagree."""
-        found: dict[int, bytes] = {}
+        digests: dict[int, bytes] = {}
         for member, replica in self._holders.items():
             for level, digest in replica.hashes().items():
-                if found.setdefault(level, digest) != digest:
+                if digests.setdefault(level, digest) != digest:
                     raise ReplicasDiffer(
                         f"the replica of member {member} differs from the others at level {level}",
                         "Please report this bug, unless this machine's memory is faulty",
                     )
-        return found
+        return digests
 
     def check(self) -> None:
         """Raise ReplicasDiffer if replicas hold different numbers for the same level."""
@@ -167,21 +167,21 @@ class MultiReplicaTrainer:
 
     def state(self) -> dict[str, Tensor]:
         """Return all weights, the private state of every member, and the pending results."""
-        kept = {_TRAVELLING: torch.tensor(self._travelling)}
+        tensors = {_TRAVELLING: torch.tensor(self._travelling)}
         for member, replica in self._holders.items():
-            kept |= on_cpu(replica.shared, f"{member}/weights/")
+            tensors |= on_cpu(replica.shared, f"{member}/weights/")
         for member, replica in enumerate(self.replicas):
-            kept |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
+            tensors |= on_cpu(replica.optimizer.state(), f"{member}/optimizer/")
         for step, results in self._under_way:
             for level, payloads in results.items():
                 sizes = (len(payloads), self._schema.results.payload_bytes(level))
                 joined = torch.frombuffer(
                     bytearray(b"".join(payloads)) or bytearray(1), dtype=torch.uint8
                 )
-                kept[f"{_UNDER_WAY}{step}/{level}"] = (
+                tensors[f"{_UNDER_WAY}{step}/{level}"] = (
                     joined[: sizes[0] * sizes[1]].view(sizes).clone()
                 )
-        return kept
+        return tensors
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned.
@@ -203,10 +203,10 @@ class MultiReplicaTrainer:
         self._travelling = travelling.tolist()
         self.check()
 
-    def _results(self, kept: Mapping[str, Tensor]) -> list[tuple[int, Results]]:
+    def _results(self, tensors: Mapping[str, Tensor]) -> list[tuple[int, Results]]:
         """Return the saved pending results by step, in order."""
-        found: dict[int, Results] = {}
-        for path, payloads in kept.items():
+        results: dict[int, Results] = {}
+        for path, payloads in tensors.items():
             step, _, level = path.partition("/")
             if (
                 not (step.isdecimal() and level.isdecimal())
@@ -220,11 +220,11 @@ class MultiReplicaTrainer:
             rows = [payload.numpy().tobytes() for payload in payloads]
             for row in rows:
                 decode_level(row, self._schema.results, int(level))
-            found.setdefault(int(step), {})[int(level)] = rows
-        if len(found) > self._overlap or any(
-            len(levels) != self._schema.state.levels for levels in found.values()
+            results.setdefault(int(step), {})[int(level)] = rows
+        if len(results) > self._overlap or any(
+            len(levels) != self._schema.state.levels for levels in results.values()
         ):
             raise CheckpointError(
                 "the saved state has too few or too many results", "Name another --out"
             )
-        return sorted(found.items())
+        return sorted(results.items())

@@ -201,23 +201,25 @@ def _within(one: Path, other: Path) -> bool:
 
 def _optimizer(settings: LabSettings, config: RunConfig | None) -> Optimizer:
     """Return the optimizer of --optimizer with its defaults, else that of the config."""
-    given = config.llm.optimizer.settings if config else None
-    name = settings.optimizer or (given.kind() if given else "distro")
+    config_settings = config.llm.optimizer.settings if config else None
+    name = settings.optimizer or (config_settings.kind() if config_settings else "distro")
     optimizer = optimizers()[name]
-    if given is None or config is None:
+    if config_settings is None or config is None:
         return _with_options(settings, optimizer, optimizer.defaults())
-    if type(given) is optimizer:
+    if type(config_settings) is optimizer:
         values = config.llm.optimizer.chosen.model_dump()
         optimizer_settings = _with_options(settings, optimizer, values)
         if settings.lr is None:
-            _check_rate(settings, given)
+            _check_rate(settings, config_settings)
         return optimizer_settings
     if settings.lr is None:
         raise UsageError(
-            f"--optimizer {name}: the learning rate in {settings.config_path} is for {given.kind()}",
+            f"--optimizer {name}: the learning rate in {settings.config_path} is for {config_settings.kind()}",
             f"Pass --lr as well, for example --lr {optimizer().usual_rate:g}",
         )
-    return _with_options(settings, optimizer, optimizer.defaults() | {CLIP.name: given.clip or 0.0})
+    return _with_options(
+        settings, optimizer, optimizer.defaults() | {CLIP.name: config_settings.clip or 0.0}
+    )
 
 
 def _with_options(
@@ -250,16 +252,16 @@ def _with_options(
     return optimizer.of(changed)
 
 
-def _check_rate(settings: LabSettings, given: Optimizer) -> None:
+def _check_rate(settings: LabSettings, optimizer: Optimizer) -> None:
     """Raise UsageError for an option that makes the config's learning rate unsuitable."""
-    for name, setting in options_of(type(given)).items():
+    for name, setting in options_of(type(optimizer)).items():
         if setting.choices and name in settings.options:
-            changed = replace(given, **{setting.name: settings.options[name]})
-            if changed.usual_rate != given.usual_rate:
+            changed = replace(optimizer, **{setting.name: settings.options[name]})
+            if changed.usual_rate != optimizer.usual_rate:
                 flag = f"--{name.replace('_', '-')} {settings.options[name]}"
-                held = getattr(given, setting.name)
+                value = getattr(optimizer, setting.name)
                 raise UsageError(
-                    f"{flag}: the learning rate in {settings.config_path} is for {held}",
+                    f"{flag}: the learning rate in {settings.config_path} is for {value}",
                     f"Pass --lr as well, for example --lr {changed.usual_rate:g}",
                 )
 
@@ -272,13 +274,13 @@ def _schedule(
             f"--lr {settings.lr} must be above 0 and at most {MOST_RATE:g}",
             "Pass for example --lr 1e-3",
         )
-    given = schedule_of(config.llm.lr_schedule) if config else None
-    rate = settings.lr or (given.base_lr if given else usual_rate)
+    config_schedule = schedule_of(config.llm.lr_schedule) if config else None
+    rate = settings.lr or (config_schedule.base_lr if config_schedule else usual_rate)
     warmup = (
         settings.warmup_steps
         if settings.warmup_steps is not None
-        else given.warmup_steps
-        if given
+        else config_schedule.warmup_steps
+        if config_schedule
         else steps // 20
     )
     if warmup >= steps:
@@ -286,8 +288,8 @@ def _schedule(
             f"the warm-up of {warmup} steps must be shorter than the training ({steps} steps)",
             "Lower --warmup-steps or raise --steps",
         )
-    if given is not None and settings.lr_schedule is None:
-        schedule = rates.scaled(replace(given, warmup_steps=warmup), rate)
+    if config_schedule is not None and settings.lr_schedule is None:
+        schedule = rates.scaled(replace(config_schedule, warmup_steps=warmup), rate)
         changed = settings.steps is not None or settings.warmup_steps is not None
         if changed and not any(learning_rate(schedule, step) for step in (steps - 1, steps)):
             raise UsageError(
@@ -315,15 +317,15 @@ def _batch(settings: LabSettings, config: RunConfig | None) -> Batch:
 
 
 def _tiers(settings: LabSettings, optimizer_settings: Optimizer) -> tuple[int, ...]:
-    named = (
+    tiers = (
         _numbers("--tiers", settings.tiers, 0, MAX_LEVELS - 1)
         if settings.tiers is not None
         else (0,)
     )
-    members = settings.members or len(named)
-    if members < len(named):
+    members = settings.members or len(tiers)
+    if members < len(tiers):
         raise UsageError(
-            f"--tiers {settings.tiers} names {len(named)} tiers for {counted(members, 'member')}",
+            f"--tiers {settings.tiers} names {len(tiers)} tiers for {counted(members, 'member')}",
             "Name at most one tier per member, or raise --members",
         )
     if members > 1 and not optimizer_settings.EXCHANGED:
@@ -331,7 +333,7 @@ def _tiers(settings: LabSettings, optimizer_settings: Optimizer) -> tuple[int, .
             f"--members {members} does not work with {optimizer_settings.kind()}, whose members exchange no results",
             "Omit --members, and pass the batch of all members as --total-batch",
         )
-    return tuple(named[member % len(named)] for member in range(members))
+    return tuple(tiers[member % len(tiers)] for member in range(members))
 
 
 def _shares(settings: LabSettings, members: int, batch: Batch) -> tuple[int, ...]:

@@ -75,13 +75,13 @@ def only_here(directory: Path) -> Iterator[None]:
         with write_errors(directory):
             stack.enter_context(parents_made(directory))
             try:
-                held = hold(directory / LOCK)
+                lock = hold(directory / LOCK)
             except BlockingIOError:
                 raise CheckpointError(
                     f"another process is training in {directory}",
                     "Wait for it to end, or name another directory",
                 ) from None
-        with held:
+        with lock:
             try:
                 yield
             except BaseException:

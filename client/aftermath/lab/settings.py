@@ -161,11 +161,11 @@ def options_of(optimizer: type[Optimizer]) -> dict[str, OptimizerSetting]:
 
 def _optimizer_options() -> dict[str, Any]:
     """Return the type, limits and description of each option of an optimizer, by its name."""
-    found: dict[str, list[tuple[type[Optimizer], OptimizerSetting]]] = {}
+    uses: dict[str, list[tuple[type[Optimizer], OptimizerSetting]]] = {}
     for optimizer in BUILT_IN:
         for name, setting in options_of(optimizer).items():
-            found.setdefault(name, []).append((optimizer, setting))
-    return {name: _annotated(users) for name, users in found.items()}
+            uses.setdefault(name, []).append((optimizer, setting))
+    return {name: _annotated(users) for name, users in uses.items()}
 
 
 def _annotated(users: list[tuple[type[Optimizer], OptimizerSetting]]) -> Any:
@@ -196,10 +196,10 @@ def _shown(value: Any) -> str:
 OPTIMIZER_OPTIONS: Mapping[str, Any] = _optimizer_options()
 
 
-def with_options(**given: Any) -> LabSettings:
+def with_options(**options: Any) -> LabSettings:
     """Return the settings of all options, those of optimizers too."""
     optimizer_options = {
-        name: given.pop(name) for name in OPTIMIZER_OPTIONS if given.get(name) is not None
+        name: options.pop(name) for name in OPTIMIZER_OPTIONS if options.get(name) is not None
     }
-    others = {name: value for name, value in given.items() if name not in OPTIMIZER_OPTIONS}
+    others = {name: value for name, value in options.items() if name not in OPTIMIZER_OPTIONS}
     return LabSettings(**others, options=optimizer_options)

@@ -46,19 +46,19 @@ class StackedMembers:
 
         If a pass fails or memory runs out, log the reason and stack nobody from then on.
         """
-        found: dict[int, MemberResult | str] = {}
+        results: dict[int, MemberResult | str] = {}
         groups = self._groups(shares) if self._enabled else []
         self._stacks = {group: stack for group, stack in self._stacks.items() if group in groups}
         for group in groups:
             tokens = torch.stack([shares[member] for member in group])
-            made = self._made(group, tokens, rates, [travelling[member] for member in group])
-            if made is None:
+            gradients = self._made(group, tokens, rates, [travelling[member] for member in group])
+            if gradients is None:
                 self._enabled = False
                 self._stacks = {}
                 give_back(self._replicas[0].device)
                 break
-            found |= zip(group, map(self._result, group, made), strict=True)
-        return found
+            results |= zip(group, map(self._result, group, gradients), strict=True)
+        return results
 
     def _made(
         self, group: tuple[int, ...], tokens: Tensor, rates: Rates, travelling: Sequence[bool]
@@ -85,12 +85,12 @@ class StackedMembers:
                 alike[id(replica.model), len(share), steps].append(member)
         return [tuple(members) for members in alike.values() if len(members) > 1]
 
-    def _result(self, member: int, made: PseudoGradient | AftermathError) -> MemberResult | str:
+    def _result(self, member: int, gradient: PseudoGradient | AftermathError) -> MemberResult | str:
         """Encode a member's change."""
-        if isinstance(made, AftermathError):
-            return made.message
+        if isinstance(gradient, AftermathError):
+            return gradient.message
         try:
-            return MemberResult(self._replicas[member].optimizer.encode(made), made.loss)
+            return MemberResult(self._replicas[member].optimizer.encode(gradient), gradient.loss)
         except NonFiniteGradient as error:
             return error.message
 
@@ -142,8 +142,8 @@ class _Stack:
 
     def _losses(self, params: dict[str, Tensor], micro: Tensor) -> Tensor:
         def of_member(own: dict[str, Tensor], sequences: Tensor) -> Tensor:
-            named = {f"network.{name}": tensor for name, tensor in own.items()}
-            loss: Tensor = functional_call(self._loss, named, (sequences,))
+            network_params = {f"network.{name}": tensor for name, tensor in own.items()}
+            loss: Tensor = functional_call(self._loss, network_params, (sequences,))
             return loss
 
         losses: Tensor = vmap(of_member)(params, micro)

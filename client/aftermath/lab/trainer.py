@@ -80,24 +80,28 @@ def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     }
 
 
-def take_weights(params: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> None:
+def take_weights(params: Mapping[str, Tensor], tensors: Mapping[str, Tensor]) -> None:
     """Copy saved weights into the parameters. Raises CheckpointError unless all of them fit."""
-    for name in params.keys() | kept.keys():
-        if name not in params or name not in kept or not fits(kept[name], params[name]):
+    for name in params.keys() | tensors.keys():
+        if name not in params or name not in tensors or not fits(tensors[name], params[name]):
             raise CheckpointError(
                 f"the saved state does not fit this model: {name} differs",
                 "Name another --out",
             )
     with torch.no_grad():
-        for name, tensor in kept.items():
+        for name, tensor in tensors.items():
             params[name].copy_(tensor)
 
 
-def fits(kept: Tensor, tensor: Tensor) -> bool:
-    """Return whether `kept` has the dtype and shape of `tensor` and valid values.
+def fits(candidate: Tensor, tensor: Tensor) -> bool:
+    """Return whether `candidate` has the dtype and shape of `tensor` and valid values.
 
     Floats must be finite. An outer momentum, which is int64, must be within its bound.
     """
-    if kept.dtype != tensor.dtype or kept.shape != tensor.shape:
+    if candidate.dtype != tensor.dtype or candidate.shape != tensor.shape:
         return False
-    return is_momentum(kept) if kept.dtype == torch.int64 else bool(torch.isfinite(kept).all())
+    return (
+        is_momentum(candidate)
+        if candidate.dtype == torch.int64
+        else bool(torch.isfinite(candidate).all())
+    )

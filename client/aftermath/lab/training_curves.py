@@ -32,11 +32,11 @@ def trainings_in(places: Sequence[Path]) -> list[Path]:
     A directory is one training, or has a subdirectory per training. Raises NoEvents for a file that
     cannot be read.
     """
-    found: dict[Path, None] = {}
+    trainings: dict[Path, None] = {}
     for place in places:
         inside = [place / EVENTS, *sorted(place.glob(f"*/{EVENTS}"))] if place.is_dir() else [place]
-        found |= dict.fromkeys(path for path in inside if _is_training(path))
-    return list(found)
+        trainings |= dict.fromkeys(path for path in inside if _is_training(path))
+    return list(trainings)
 
 
 def read_trainings(paths: Sequence[Path]) -> list[TrainingCurves]:

@@ -131,27 +131,27 @@ class TrainingLoop:
         indices = self._data_split.shares(step)
         shares = [torch.from_numpy(self._begun.data.read(share)) for share in indices]
         accepted = [self._data_split.accepted(step, member) for member in range(len(shares))]
-        done = self._begun.trainer.step(step, shares, accepted)
+        result = self._begun.trainer.step(step, shares, accepted)
         counted = [
-            took and loss is not None for took, loss in zip(accepted, done.losses, strict=True)
+            took and loss is not None for took, loss in zip(accepted, result.losses, strict=True)
         ]
         for share, counts in zip(indices, counted, strict=True):
             if not counts:
                 self._data_split.requeue(step, share)
-        for sentence in done.left_out:
+        for sentence in result.left_out:
             self._events.emit(Warning(message=f"step {step}: skipped a result: {sentence}"))
         tokens = sum(share.numel() for share in shares)
         self._tokens += tokens
-        loss = _mean(done, indices)
+        loss = _mean(result, indices)
         self._note(
             lab_events.Step(
                 step=step,
                 loss=loss,
-                losses=done.losses,
+                losses=result.losses,
                 lr=self._recipe.rate(step),
                 tokens=tokens,
                 seconds=round(time.perf_counter() - started, 4),
-                bytes=done.bytes,
+                bytes=result.bytes,
                 accepted=sum(counted),
             )
         )
@@ -209,10 +209,10 @@ class TrainingLoop:
             members = f", {len(recipe.tiers)} members" if len(recipe.tiers) > 1 else ""
             with writing(self._out):
                 step_plot(self._out / PLOT, self._curves, [], f"{recipe.optimizer}{members}")
-        kept = str(place) if place else None
+        checkpoint = str(place) if place else None
         by_tier = dict[str, float | None](losses)
         finished = lab_events.Finished(
-            step=recipe.steps, tokens=self._tokens, held_out_by_tier=by_tier, checkpoint=kept
+            step=recipe.steps, tokens=self._tokens, held_out_by_tier=by_tier, checkpoint=checkpoint
         )
         self._events.emit(finished)
         self._save(recipe.steps, finished)
@@ -235,15 +235,15 @@ class TrainingLoop:
         if self._out is None:
             return None
         log = self._out / EVENTS
-        kept = load_state(self._out)
-        if kept is None:
+        state = load_state(self._out)
+        if state is None:
             if log.exists():
                 raise CheckpointError(
                     f"{self._out} has {log.name} but no saved state", "Name another --out"
                 )
             self._save(0)
         else:
-            tensors, counters = kept
+            tensors, counters = state
             _same(counters.bound, self._begun.bound, self._out)
             if counters.finished is not None:
                 return counters.finished
@@ -300,27 +300,28 @@ def _check_place(out: Path) -> None:
             )
 
 
-def _same(kept: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
+def _same(theirs: dict[str, Any], ours: dict[str, Any], out: Path) -> None:
     """Raise CheckpointError with the changed options unless recipe and files are the same."""
-    differing = _differing(kept, ours)
+    differing = _differing(theirs, ours)
     if not differing:
         return
     if "optimizer" in differing:  # other fields follow from this one
         differing = ["optimizer"]
-    elif "settings" in differing and isinstance(kept.get("settings"), dict):
+    elif "settings" in differing and isinstance(theirs.get("settings"), dict):
         differing.remove("settings")
-        differing += _differing(kept["settings"], ours["settings"])
-        kept = kept | kept["settings"]
+        differing += _differing(theirs["settings"], ours["settings"])
+        theirs = theirs | theirs["settings"]
     if "seed" in differing:
         differing = [name for name in differing if name != "shuffle_seed"]
     if "files" in differing and not {"data", "held_out", "model"}.isdisjoint(differing):
         differing.remove("files")  # if the paths differ, so do the files
     if "schedule" in differing:
-        differing = _schedule_fields(differing, kept.get("schedule"), ours["schedule"])
-        kept = kept | (kept.get("schedule") or {}) | {"kind": None}  # a number, which no user types
+        differing = _schedule_fields(differing, theirs.get("schedule"), ours["schedule"])
+        # The kind is a number, which no user types.
+        theirs = theirs | (theirs.get("schedule") or {}) | {"kind": None}
     settings = options_of(optimizers()[ours["optimizer"]])
     flags = {setting.name: "--" + name.replace("_", "-") for name, setting in settings.items()}
-    differences = ", ".join(_option(name, kept.get(name), flags) for name in differing)
+    differences = ", ".join(_option(name, theirs.get(name), flags) for name in differing)
     raise CheckpointError(
         f"{out} holds a training with other options: {differences}",
         "Pass the same options as for that training, or name another --out",
@@ -358,28 +359,30 @@ def _option(name: str, before: object, of_optimizer: dict[str, str]) -> str:
 
 
 def _schedule_fields(
-    differing: list[str], kept: dict[str, Any] | None, ours: dict[str, Any]
+    differing: list[str], theirs: dict[str, Any] | None, ours: dict[str, Any]
 ) -> list[str]:
     """Replace "schedule" by its first field that differs and that an option sets.
 
     The other fields follow from that field or from --steps, or a config file sets them.
     """
-    before = kept or {}
+    before = theirs or {}
     by_option = ("kind", "base_lr", "warmup_steps")
     fields = [name for name in by_option if before.get(name) != ours[name]][:1]
     others = [name for name in differing if name != "schedule"]
     return (others + fields) or ["kind"]
 
 
-def _differing(kept: dict[str, Any], ours: dict[str, Any]) -> list[str]:
-    return sorted(name for name in kept.keys() | ours.keys() if kept.get(name) != ours.get(name))
+def _differing(theirs: dict[str, Any], ours: dict[str, Any]) -> list[str]:
+    return sorted(
+        name for name in theirs.keys() | ours.keys() if theirs.get(name) != ours.get(name)
+    )
 
 
-def _mean(done: Stepped, shares: list[list[int]]) -> float | None:
+def _mean(result: Stepped, shares: list[list[int]]) -> float | None:
     """Return the mean loss over all sequences whose loss is known, or None."""
     known = [
         (loss, len(share))
-        for loss, share in zip(done.losses, shares, strict=True)
+        for loss, share in zip(result.losses, shares, strict=True)
         if loss is not None
     ]
     return (

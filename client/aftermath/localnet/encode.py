@@ -104,11 +104,11 @@ def return_data(meta: TransactionMetadata) -> dict[str, Any] | None:
 
 
 def inner_instructions(meta: TransactionMetadata) -> list[dict[str, Any]]:
-    shown = []
+    entries = []
     for index, inner in enumerate(meta.inner_instructions()):
         if inner:
-            shown.append({"index": index, "instructions": [_inner(one) for one in inner]})
-    return shown
+            entries.append({"index": index, "instructions": [_inner(one) for one in inner]})
+    return entries
 
 
 def _inner(inner: InnerInstruction) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def transaction(landed: Landed, encoding: str, max_version: int | None) -> dict[
             "Please try the request again with the following configuration parameter: "
             '"maxSupportedTransactionVersion": 0',
         )
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "slot": landed.slot,
         "blockTime": landed.time,
         "transaction": _json_transaction(tx)
@@ -141,8 +141,8 @@ def transaction(landed: Landed, encoding: str, max_version: int | None) -> dict[
         "meta": _meta(landed),
     }
     if max_version is not None:
-        shown["version"] = version
-    return shown
+        fields["version"] = version
+    return fields
 
 
 def _wire(wire: bytes, encoding: str) -> str:
@@ -155,7 +155,7 @@ def _json_transaction(tx: VersionedTransaction) -> dict[str, Any]:
 
 def _json_message(message: Message | MessageV0) -> dict[str, Any]:
     header = message.header
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "header": {
             "numRequiredSignatures": header.num_required_signatures,
             "numReadonlySignedAccounts": header.num_readonly_signed_accounts,
@@ -174,7 +174,7 @@ def _json_message(message: Message | MessageV0) -> dict[str, Any]:
         ],
     }
     if isinstance(message, MessageV0):
-        shown["addressTableLookups"] = [
+        fields["addressTableLookups"] = [
             {
                 "accountKey": str(lookup.account_key),
                 "writableIndexes": list(lookup.writable_indexes),
@@ -182,12 +182,12 @@ def _json_message(message: Message | MessageV0) -> dict[str, Any]:
             }
             for lookup in message.address_table_lookups
         ]
-    return shown
+    return fields
 
 
 def _meta(landed: Landed) -> dict[str, Any]:
     meta = TransactionMetadata.from_bytes(landed.meta)
-    shown: dict[str, Any] = {
+    fields: dict[str, Any] = {
         "err": landed.error,
         "status": legacy_status(landed.error),
         "fee": landed.fee,
@@ -206,5 +206,5 @@ def _meta(landed: Landed) -> dict[str, Any]:
     }
     returned = return_data(meta)
     if returned is not None:
-        shown["returnData"] = returned
-    return shown
+        fields["returnData"] = returned
+    return fields

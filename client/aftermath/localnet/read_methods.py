@@ -152,8 +152,8 @@ class ReadMethods:
             if account is not None and matches(account)
         ]
         accounts.sort(key=lambda item: bytes(item[0]))
-        shown = [{"pubkey": str(key), "account": view.show(account)} for key, account in accounts]
-        return self.context(shown) if config.flag("withContext") else shown
+        entries = [{"pubkey": str(key), "account": view.show(account)} for key, account in accounts]
+        return self.context(entries) if config.flag("withContext") else entries
 
     def balance(self, params: Any) -> dict[str, Any]:
         arguments = Params(params, 2)

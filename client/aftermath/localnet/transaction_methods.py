@@ -97,12 +97,12 @@ class TransactionMethods:
         genuine = not verify or all(tx.verify_with_results())
         error = self._bank.check(tx) if genuine else "SignatureFailure"
         outcome = None if error is not None else self._bank.simulate(tx)
-        shown = _simulation(error, outcome, inner=config.flag("innerInstructions"))
+        value = _simulation(error, outcome, inner=config.flag("innerInstructions"))
         if requested_accounts is not None:
-            shown["accounts"] = self._accounts(outcome, *requested_accounts)
+            value["accounts"] = self._accounts(outcome, *requested_accounts)
         if replacement is not None:
-            shown["replacementBlockhash"] = replacement
-        return self._reading.context(shown)
+            value["replacementBlockhash"] = replacement
+        return self._reading.context(value)
 
     def _accounts(
         self, outcome: ExecutionOutcome | None, view: AccountView, keys: list[Pubkey]

@@ -43,9 +43,9 @@ _LOOK_SECONDS = 0.5
 
 def validator_binary() -> Path | None:
     """Return the path of the validator's binary, or None."""
-    named = os.environ.get(VARIABLE)
-    if named:
-        return Path(named) if os.access(named, os.X_OK) else None
+    path = os.environ.get(VARIABLE)
+    if path:
+        return Path(path) if os.access(path, os.X_OK) else None
     in_path = shutil.which(NAME)
     if in_path is not None:
         return Path(in_path)
@@ -58,9 +58,9 @@ class ValidatorEngine:
 
     async def start(self, config: LocalnetConfig) -> RunningValidator:
         binary = validator_binary()
-        if binary is None and (named := os.environ.get(VARIABLE)):
+        if binary is None and (value := os.environ.get(VARIABLE)):
             raise LocalnetError(
-                f"{VARIABLE} names {named}, which is not an executable file",
+                f"{VARIABLE} names {value}, which is not an executable file",
                 f"Set {VARIABLE} to {NAME} of the Solana CLI (Agave), or unset it, or use --engine embedded",
             )
         if binary is None:

@@ -30,17 +30,17 @@ _ADDED = extensions("aftermath.architectures", ModelConfig)  # type: ignore[type
 
 def _by_type() -> dict[str, tuple[str, type[ModelConfig]]]:
     """Return name and class of each architecture by its types in `config.json`."""
-    found: dict[str, tuple[str, type[ModelConfig]]] = {}
+    by_type: dict[str, tuple[str, type[ModelConfig]]] = {}
     for architecture, config in (*_BUILT_IN, *_ADDED.items()):
         for name in config.MODEL_TYPES or (config.MODEL_TYPE,):
-            if name in found:
+            if name in by_type:
                 raise BadExtension(
                     f"an installed package registers {architecture} for the model_type {name}, "
-                    f"which {found[name][0]} already has",
+                    f"which {by_type[name][0]} already has",
                     "Update the package that adds it, or uninstall it",
                 )
-            found[name] = (architecture, config)
-    return found
+            by_type[name] = (architecture, config)
+    return by_type
 
 
 _BY_TYPE = _by_type()
@@ -68,21 +68,21 @@ def config_type(hf_config: Mapping[str, Any]) -> type[ModelConfig]:
 
 def is_of(hf_config: Mapping[str, Any], architecture: str) -> bool:
     """Return whether a `config.json` names this architecture, without loading transformers."""
-    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
-    if isinstance(named, str) and named in _BY_TYPE:
-        return _BY_TYPE[named][0] == architecture
+    model_type = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
+    if isinstance(model_type, str) and model_type in _BY_TYPE:
+        return _BY_TYPE[model_type][0] == architecture
     return architecture == Architecture.HF_AUTO
 
 
 def is_type_of(hf_config: Mapping[str, Any], config: ModelConfig) -> bool:
     """Return whether a `config.json` names the type of this model."""
-    named = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
+    model_type = hf_config.get("model_type") or LlamaConfig.MODEL_TYPE
     types = (
         (config.model_type,)
         if isinstance(config, HfAutoConfig)
         else config.MODEL_TYPES or (config.MODEL_TYPE,)
     )
-    return named in types
+    return model_type in types
 
 
 def config_of(hf_config: Mapping[str, Any]) -> ModelConfig:

@@ -55,9 +55,9 @@ def load_config(directory: Path) -> ModelConfig:
     return config_of(hf_config(directory / "config.json"))
 
 
-def tier_of(directory: Path, asked: int | None) -> int:
+def tier_of(directory: Path, tier: int | None) -> int:
     """Return the requested tier, else the directory's. Raises as `load_config` does."""
-    return stored_tier(hf_config(directory / "config.json"))[0] if asked is None else asked
+    return stored_tier(hf_config(directory / "config.json"))[0] if tier is None else tier
 
 
 def load(directory: Path, tier: int, strategy: Strategy = "auto") -> dict[str, Tensor]:
@@ -228,16 +228,16 @@ def manifest_files(directory: Path) -> dict[int, dict[str, Path]]:
     if not is_file(path):
         return {}
     manifest = parse_manifest(read_limited(path, MAX_MANIFEST_BYTES))
-    found = {
+    files_by_tier = {
         entry.tier: {
             name: local_path(directory, name, entry.tier)
             for name in manifest.of_tier(entry.tier).files
         }
         for entry in manifest.tiers
     }
-    for files in found.values():
+    for files in files_by_tier.values():
         verify(files, manifest.sha256)
-    return found
+    return files_by_tier
 
 
 def merged(

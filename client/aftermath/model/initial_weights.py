@@ -19,9 +19,9 @@ DUMMY_SEED = 0
 def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Tensor]:
     """Return fp32 tensors of a tier. Tier k's are exactly the prefixes of tier 0's."""
     full = config.parameter_shapes()
-    held = config.parameter_shapes(tier)
+    shapes = config.parameter_shapes(tier)
     params = {}
-    for name in held:
+    for name in shapes:
         shape = full[name]
         deviation = config.deviation(name)
         values = (
@@ -29,7 +29,7 @@ def init_weights(config: ModelConfig, seed: int, tier: int = 0) -> dict[str, Ten
             if deviation is None
             else _uniform(deviation, seed, name, shape)
         )
-        params[name] = values[prefix(held[name])].contiguous()
+        params[name] = values[prefix(shapes[name])].contiguous()
     return params
 
 

@@ -76,13 +76,13 @@ LARGEST_MOMENTUM = 1 << 52
 
 def cut(config: ModelConfig, tiers: int) -> tuple[Segment, ...]:
     """Return all segments of a run's model in canonical order: level descending, then name."""
-    held = [config.parameter_shapes(tier) for tier in range(tiers)]
-    below: list[Mapping[str, tuple[int, ...]]] = [*held[1:], {}]
+    shapes = [config.parameter_shapes(tier) for tier in range(tiers)]
+    below: list[Mapping[str, tuple[int, ...]]] = [*shapes[1:], {}]
     return tuple(
-        _segment(name, level, config.elastic_dim(name), held[level][name], below[level].get(name))
+        _segment(name, level, config.elastic_dim(name), shapes[level][name], below[level].get(name))
         for level in reversed(range(tiers))
-        for name in sorted(held[level])
-        if held[level][name] != below[level].get(name)
+        for name in sorted(shapes[level])
+        if shapes[level][name] != below[level].get(name)
     )
 
 
@@ -104,18 +104,18 @@ def _segment(
     name: str,
     level: int,
     dim: Literal[0, 1] | None,
-    held: tuple[int, ...],
+    shape: tuple[int, ...],
     below: tuple[int, ...] | None,
 ) -> Segment:
     if dim is None:
-        return Segment(name, level, None, 0, held[0], held)
+        return Segment(name, level, None, 0, shape[0], shape)
     start = 0 if below is None else below[dim]
-    stop = held[dim]
+    stop = shape[dim]
     return Segment(
         name,
         level,
         dim,
         start,
         stop,
-        tuple(stop - start if axis == dim else n for axis, n in enumerate(held)),
+        tuple(stop - start if axis == dim else n for axis, n in enumerate(shape)),
     )

@@ -61,7 +61,7 @@ def read_momentum(
             names = {name.removeprefix(MOMENTUM): name for name in shapes}
             if missing := sorted(names.keys() - set(file.keys())):
                 raise CheckpointError(f"{path} lacks {missing[0]}", _FIX)
-            found = {}
+            momentum = {}
             for stored, name in names.items():
                 part = file.get_slice(stored)
                 shape = tuple(part.get_shape())
@@ -71,9 +71,9 @@ def read_momentum(
                         f"{_KIND} {full[stored]}",
                         _FIX,
                     )
-                found[name] = part[prefix(shapes[name])].to(torch.int64, copy=True).contiguous()
-                if not is_momentum(found[name]):
+                momentum[name] = part[prefix(shapes[name])].to(torch.int64, copy=True).contiguous()
+                if not is_momentum(momentum[name]):
                     raise CheckpointError(f"{path}: {stored} has a value that is too large", _FIX)
-            return found
+            return momentum
     except (SafetensorError, OSError) as error:
         raise damaged(path, error) from None

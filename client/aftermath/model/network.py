@@ -24,13 +24,15 @@ def attention(query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tens
     query = query.to(value.dtype)
     key = key.to(value.dtype)
     length = query.shape[2]
-    seen = key.shape[2]
-    if length == seen:
+    key_length = key.shape[2]
+    if length == key_length:
         return F.scaled_dot_product_attention(query, key, value, is_causal=True, **options)
     mask = None  # the last token sees all
     if length > 1:
         # [T, S]
-        mask = torch.ones(length, seen, dtype=torch.bool, device=query.device).tril(seen - length)
+        mask = torch.ones(length, key_length, dtype=torch.bool, device=query.device).tril(
+            key_length - length
+        )
     return F.scaled_dot_product_attention(query, key, value, attn_mask=mask, **options)
 
 
@@ -92,27 +94,27 @@ class LanguageModel(nn.Module, ABC):
         torch) is ignored. The mean over no labels is 0.
         """
         hidden = self.body(input_ids[:, :-1])  # [B, T-1, D]
-        wanted = (input_ids if labels is None else labels)[:, 1:].flatten()  # [B (T-1)]
+        targets = (input_ids if labels is None else labels)[:, 1:].flatten()  # [B (T-1)]
         at_once = LOGITS_AT_ONCE_ON_A_GPU if hidden.device.type == "cuda" else LOGITS_AT_ONCE
         rows = max(1, at_once // self.config.vocab_size)
-        if len(wanted) > rows:
-            parts = zip(hidden.flatten(0, 1).split(rows), wanted.split(rows), strict=True)
+        if len(targets) > rows:
+            parts = zip(hidden.flatten(0, 1).split(rows), targets.split(rows), strict=True)
             total = torch.stack([recomputed(self._summed, *part) for part in parts]).sum()
         elif labels is None:
-            return F.cross_entropy(self.head(hidden).float().flatten(0, 1), wanted)
+            return F.cross_entropy(self.head(hidden).float().flatten(0, 1), targets)
         else:
-            total = self._summed(hidden.flatten(0, 1), wanted)
-        return total / (len(wanted) if labels is None else (wanted >= 0).sum().clamp(min=1))
+            total = self._summed(hidden.flatten(0, 1), targets)
+        return total / (len(targets) if labels is None else (targets >= 0).sum().clamp(min=1))
 
-    def _summed(self, hidden: Tensor, wanted: Tensor) -> Tensor:
-        return F.cross_entropy(self.head(hidden).float(), wanted, reduction="sum")
+    def _summed(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(self.head(hidden).float(), targets, reduction="sum")
 
     # A layer's input is its own graph node, so one layer's gradients are summed before others are
     # added. FSDP2 sums in this order, and the order determines the bits.
     def through(self, layer: Callable[..., Tensor], *inputs: Any) -> Tensor:
         """Return `layer(*inputs)`, recomputed in the backward pass if `recompute` is set."""
         inputs = tuple(
-            given.view_as(given) if isinstance(given, Tensor) else given for given in inputs
+            value.view_as(value) if isinstance(value, Tensor) else value for value in inputs
         )
         return recomputed(layer, *inputs) if self.recompute else layer(*inputs)
 

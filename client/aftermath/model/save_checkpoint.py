@@ -113,12 +113,12 @@ def sweep() -> None:
 
 def read_companions(directory: Path) -> dict[str, bytes]:
     """Return the files to copy with the weights (`COMPANIONS`). Raises CheckpointError."""
-    found = {}
+    companions = {}
     for name in COMPANIONS:
         path = directory / name
         if is_file(path):
-            found[name] = read_limited(path, MAX_COMPANION_BYTES)
-    return found
+            companions[name] = read_limited(path, MAX_COMPANION_BYTES)
+    return companions
 
 
 def write_checkpoint(

@@ -124,17 +124,19 @@ def state_schema(hf_config: Mapping[str, Any], tiers: int) -> StateSchema:
     return _cut(config_of(hf_config), tiers)
 
 
-def state_of_inputs(given: StateInputs) -> StateSchema:
+def state_of_inputs(inputs: StateInputs) -> StateSchema:
     """Return the state schema that a document's inputs give. Raises as `state_schema` does."""
-    made = config_type(given.model)
-    fields = [(key, field) for key, field in made.model_fields.items() if field.annotation is float]
+    config = config_type(inputs.model)
+    fields = [
+        (key, field) for key, field in config.model_fields.items() if field.annotation is float
+    ]
     reals = [
         key
         for key, _ in fields
-        if key not in _NOT_IN_SCHEMA and (key in given.model or key not in made.LATER)
+        if key not in _NOT_IN_SCHEMA and (key in inputs.model or key not in config.LATER)
     ]
-    document = given.model | {key: decimal(given.model.get(key), key) for key in reals}
-    return _cut(made.checked(document), len(given.widths))
+    document = inputs.model | {key: decimal(inputs.model.get(key), key) for key in reals}
+    return _cut(config.checked(document), len(inputs.widths))
 
 
 def same_model(one: ModelConfig, other: ModelConfig) -> bool:

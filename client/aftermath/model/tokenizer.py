@@ -50,10 +50,10 @@ class Tokenizer:
             env=bare_environment(TOKENIZERS_PARALLELISM="false", RUST_BACKTRACE="0"),
         )
         weakref.finalize(self, _end, self._child)
-        found = self._ask(data, "is not a tokenizer")
-        if type(found) is not int or not 0 <= found <= _LARGEST_ID:
+        answer = self._ask(data, "is not a tokenizer")
+        if type(answer) is not int or not 0 <= answer <= _LARGEST_ID:
             raise self._unusable("is not a tokenizer", "it has no valid vocabulary size")
-        self.vocab_size = found
+        self.vocab_size = answer
         """The smallest vocabulary that has all its ids."""
 
     @cached_property
@@ -89,10 +89,10 @@ class Tokenizer:
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of tokens."""
         failed = "cannot decode tokens"
-        found = self._ask(json.dumps({"ids": list(ids)}).encode(), failed)
-        if type(found) is not str:
+        answer = self._ask(json.dumps({"ids": list(ids)}).encode(), failed)
+        if type(answer) is not str:
             raise self._unusable(failed, "the result has the wrong type")
-        return found
+        return answer
 
     def decode_after(self, before: Sequence[int], ids: Sequence[int]) -> str:
         """Return the text of tokens after others. Decoders may strip the leading space."""
@@ -134,10 +134,10 @@ def _exchanged(child: subprocess.Popen[bytes], message: bytes) -> bytes:
 
 
 def _exactly(answers: IO[bytes], size: int) -> bytes:
-    found = answers.read(size)
-    if len(found) < size:
+    data = answers.read(size)
+    if len(data) < size:
         raise OSError("its process crashed or was stopped")
-    return found
+    return data
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:

@@ -90,17 +90,17 @@ def begin_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
 
 def end_id(companions: Mapping[str, bytes], id_of: IdOf) -> int | None:
     """Return the id of the end token, or None. `companions` are the other files by name."""
-    named = next(_named(companions, "eos_token", id_of), None)
-    if named is not None:
-        return named
+    token_id = next(_named(companions, "eos_token", id_of), None)
+    if token_id is not None:
+        return token_id
     return next((known for known in map(id_of, KNOWN_ENDS) if known is not None), None)
 
 
 def with_end_token(tokenizer_config: bytes | None, end_token: str | None) -> bytes:
     """Return a `tokenizer_config.json` with this end-of-text token and all other keys."""
     document = _object(tokenizer_config)
-    named = document.get("eos_token")
-    text = named.get("content") if isinstance(named, dict) else named
+    token = document.get("eos_token")
+    text = token.get("content") if isinstance(token, dict) else token
     if tokenizer_config is not None and (end_token is None or text == end_token):
         return tokenizer_config
     document = {"tokenizer_class": "PreTrainedTokenizerFast"} | document

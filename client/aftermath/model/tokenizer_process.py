@@ -41,19 +41,21 @@ def vocabulary_size(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def answer(tokenizer: Tokenizer, asked: dict[str, Any]) -> object:
+def answer(tokenizer: Tokenizer, request: dict[str, Any]) -> object:
     """Return ids of a text, text of ids, id of a token or token of an id. Raises ValueError."""
-    if "text" in asked:
+    if "text" in request:
         return _told(
             lambda: (
-                tokenizer.encode(asked["text"], add_special_tokens=asked.get("special", True)).ids
+                tokenizer.encode(
+                    request["text"], add_special_tokens=request.get("special", True)
+                ).ids
             )
         )
-    if "token" in asked:
-        return _told(lambda: tokenizer.token_to_id(asked["token"]))
-    if "id" in asked:
-        return _told(lambda: tokenizer.id_to_token(asked["id"]))
-    return _told(lambda: tokenizer.decode(asked["ids"]))
+    if "token" in request:
+        return _told(lambda: tokenizer.token_to_id(request["token"]))
+    if "id" in request:
+        return _told(lambda: tokenizer.id_to_token(request["id"]))
+    return _told(lambda: tokenizer.decode(request["ids"]))
 
 
 def _told(call: Callable[[], Any]) -> Any:

@@ -102,8 +102,10 @@ _FLOATS = {"F32", "F16", "BF16", "F64"}
 
 def absent_from(config: ModelConfig, tier: int, form: Form) -> Callable[[str], bool]:
     """Return a predicate: whether a name is a tensor that this tier or model does not have."""
-    held = config.parameter_shapes(tier)
-    names = {config.stored_name(name, 0) for name in config.parameter_shapes() if name not in held}
+    shapes = config.parameter_shapes(tier)
+    names = {
+        config.stored_name(name, 0) for name in config.parameter_shapes() if name not in shapes
+    }
     without = FileNames(names | {name + SCALES for name in names}, config.base_prefix)
     return lambda name: without.tensor(name) is not None or name.startswith(form.foreign)
 
@@ -281,10 +283,10 @@ class _Parts:
             )
 
     def read(
-        self, file: Any, name: str, there: tuple[int, ...], wanted: tuple[int, ...], path: Path
+        self, file: Any, name: str, there: tuple[int, ...], tier_shape: tuple[int, ...], path: Path
     ) -> Tensor:
-        """Return the part of shape `wanted` at the start of a tensor stored with shape `there`, in
-        fp32. Raises CheckpointError.
+        """Return the part of shape `tier_shape` at the start of a tensor stored with shape `there`,
+        in fp32. Raises CheckpointError.
         """
         part = file.get_slice(name)
         shape = tuple(part.get_shape())
@@ -306,7 +308,7 @@ class _Parts:
                 f"{path}: {name} is {kind}, but has fp8 scales", "Download the checkpoint again"
             )
         tensor: Tensor = (
-            part[prefix(wanted)].to(torch.float32, copy=True).contiguous()
+            part[prefix(tier_shape)].to(torch.float32, copy=True).contiguous()
         )  # the slice is a view of the mapped file
         if scales is not None and self._form.block is not None:
             scaled(tensor, scales, self._form.block)

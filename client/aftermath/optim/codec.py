@@ -35,7 +35,7 @@ from aftermath.optim.index_coding import compact, decode_indices, encode_indices
 from aftermath.optim.index_sizes import bits_of
 from aftermath.optim.lattice import LEAST, MOST, digits_of
 from aftermath.optim.layout import LevelLayout, level_layout
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 from aftermath.optim.result_format import EXPONENT_BITS, ResultFormat, Values, whole_bytes
 
 _MAGNITUDE = 0x7FFFFFFF  # mask of the bits of an fp32 without its sign
@@ -73,7 +73,7 @@ def encode_groups(
     Only the payload leaves the device. Raises ValueError for values that are not on the format's
     lattice.
     """
-    if results.whole(level):
+    if results.is_dense(level):
         return _encode_whole(results, level, chosen)
     if packed_sparse.usable(chosen[0][0].device, results.values):
         return packed_sparse.encoded(results, level, chosen)
@@ -127,7 +127,7 @@ def encode_entries(
 def _encode_whole(
     results: ResultFormat, level: int, chosen: Sequence[tuple[Tensor, Tensor]]
 ) -> bytes:
-    """Encode a level whose blocks keep every number (`results.whole`)."""
+    """Encode a level whose blocks keep every number (`results.is_dense`)."""
     layout = level_layout(results, level)
     device = chosen[0][0].device
     bits = results.values.bits
@@ -185,8 +185,8 @@ def decode_level(
     if len(data) != size:
         raise BadPayload(f"a result of level {level} must have {size} bytes, not {len(data)}")
     gpu = device if device is not None and triton_gate.works_on(device) else None
-    if (found := _packed(gpu, data, results, level)) is not None:
-        return found
+    if (packed_votes := _packed(gpu, data, results, level)) is not None:
+        return packed_votes
     return decode_on_cpu(data, results, level)
 
 
@@ -202,7 +202,7 @@ def _packed(
     """
     bits = results.values.bits
     unpack = partial(decode_on_cpu, results=results, level=level)
-    if not results.whole(level):
+    if not results.is_dense(level):
         if gpu is not None and packed_sparse.usable(gpu, results.values):
             return packed_sparse.checked(data, results, level, unpack, gpu)
         return None
@@ -217,22 +217,22 @@ def _packed(
 def decode_on_cpu(data: bytes | bytearray | memoryview, results: ResultFormat, level: int) -> Votes:
     """Decode a payload of the right size. Raises BadPayload with the first fault."""
     layout = level_layout(results, level)
-    if results.whole(level):
+    if results.is_dense(level):
         between = results.value_bytes(level)
         octets = np.frombuffer(data, np.uint8)
-        return _whole(octets[:between], octets[between:], results, layout, level)
+        return _dense(octets[:between], octets[between:], results, layout, level)
     return _Decoding(
         packed_dense.uploaded(data, torch.device("cpu")), results, layout, level
     ).votes()
 
 
-def _whole(
+def _dense(
     exponents: NDArray[np.uint8],
     written: NDArray[np.uint8],
     results: ResultFormat,
     layout: LevelLayout,
     level: int,
-) -> WholeVotes:
+) -> DenseVotes:
     """Return the votes of a dense result, which has an exponent per block and a digit per value."""
     numbers, wrong = digits.from_bytes(written, layout.numbers, results.values.bits)
     if wrong is not None:
@@ -242,7 +242,7 @@ def _whole(
     checks = _Checks()
     shifts = _shifts(torch.from_numpy(exponents.copy()), voted, layout, level, checks)
     checks.raise_first()
-    return WholeVotes(level, rows, shifts, layout)
+    return DenseVotes(level, rows, shifts, layout)
 
 
 class _Checks:
@@ -306,7 +306,7 @@ class _Decoding:
         rest = self._payload[values_at:digits_at]
         shifts = None
         if results.values is Values.FLOAT:
-            found = self._floats(rest, used)
+            group_values = self._floats(rest, used)
         else:
             if results.values.lattice_bits:
                 count = whole_bytes(EXPONENT_BITS * layout.blocks)
@@ -319,7 +319,7 @@ class _Decoding:
                 shifts = layout.canonical(wide)
                 rest = rest[count:]
             apart = self._signs(rest, used_rows)
-            found = layout.canonical(
+            group_values = layout.canonical(
                 [
                     group_rows if group.digits else read
                     for group, group_rows, read in zip(layout.groups, votes, apart, strict=True)
@@ -333,7 +333,10 @@ class _Decoding:
             ]
         )
         return Votes(
-            self._level, positions[used], found[used], None if shifts is None else shifts[used]
+            self._level,
+            positions[used],
+            group_values[used],
+            None if shifts is None else shifts[used],
         )
 
     def _indices(self, octets: Tensor) -> list[Tensor]:
@@ -343,15 +346,15 @@ class _Decoding:
             0 if group.digits else bits_of(group.block, group.topk) for group in layout.groups
         ]
         rows = layout.grouped(self._string(octets, self._canonical_size(widths), "index"), widths)
-        found = []
+        indices_by_group = []
         for number, (group, codes) in enumerate(zip(layout.groups, rows, strict=True)):
             if group.digits:
-                found.append(codes.new_empty(group.blocks, 0, dtype=torch.int32))
+                indices_by_group.append(codes.new_empty(group.blocks, 0, dtype=torch.int32))
                 continue
             indices, wrong = decode_indices(codes, group.block, group.topk)
             self._refuse_rows(number, wrong)
-            found.append(indices)
-        return found
+            indices_by_group.append(indices)
+        return indices_by_group
 
     def _digits(self, octets: Tensor) -> list[Tensor]:
         """Return digits int8 [blocks, block] per group, [blocks, 0] for blocks with index codes."""
@@ -361,8 +364,8 @@ class _Decoding:
         if not count:
             return layout.grouped(torch.empty(0, dtype=torch.int8, device=octets.device), widths)
         bits = self._results.values.bits
-        found, first = digits.from_bytes(octets.numpy(), count, bits)
-        numbers = torch.from_numpy(found)
+        codes, first = digits.from_bytes(octets.numpy(), count, bits)
+        numbers = torch.from_numpy(codes)
         self._checks.refuse(torch.tensor(first is not None), lambda: self._invalid_digit(first))
         return layout.grouped(numbers, widths)
 

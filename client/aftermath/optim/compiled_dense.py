@@ -43,10 +43,10 @@ class Encoding:
         gradients: Mapping[str, Tensor],
         factor: float,
         decay: float,
-        kept: Sequence[tuple[Tensor, Tensor]] | None,
+        previous: Sequence[tuple[Tensor, Tensor]] | None,
         value_bits: int,
     ) -> None:
-        """`kept` is the previous result, whose tensors are reused: see `compiled_sparse.encode`."""
+        """`previous` is the last result, whose tensors are reused: see `compiled_sparse.encode`."""
         from aftermath.kernels import dense_encode
 
         kernel: Any = dense_encode.encode
@@ -55,9 +55,9 @@ class Encoding:
         self._bits = value_bits
         self._codes = np.zeros(-(-layout.numbers // together) * together, np.uint8)
         self._exponents = torch.empty(layout.blocks, dtype=torch.uint8)
-        self.chosen = list(kept) if kept is not None else compiled_sparse.room(layout)
+        self.chosen = list(previous) if previous is not None else compiled_sparse.room(layout)
         self.tasks: list[compiled_sparse.Task] = []
-        sent = kept is not None
+        sent = previous is not None
         least = int(np.float32(SMALLEST).view(np.uint32))
         start = number = 0
         for part in layout.parts:

@@ -25,7 +25,7 @@ from aftermath.optim.integer_polar import polar_by_torch, polar_compiled
 from aftermath.optim.lattice import LARGEST, LEAST, MOST, SMALLEST, quantise
 from aftermath.optim.layout import LevelLayout, level_layout
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 from aftermath.optim.result_format import ResultFormat, Transform
 from aftermath.optim.schema import build_schema
 from aftermath.optim.sparseloco_apply import changes, placed
@@ -76,7 +76,7 @@ def differing() -> str | None:
         "they apply signs": _signs,
         "they apply values": _means,
         "they choose all values": lambda: _chooses(_ALL),
-        "they apply all values": lambda: all(_whole_means(bits) for bits in (1, 2)),
+        "they apply all values": lambda: all(_dense_means(bits) for bits in (1, 2)),
         "they compute polar factors": _polar_factors,
     }
     for what, same in kinds.items():
@@ -116,15 +116,17 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
     chosen: _Sent | None = None
     expected: _Sent | None = None
     for number in range(_ROUNDS):
-        made = {name: tensor.roll(number) for name, tensor in params.items()}
+        changes = {name: tensor.roll(number) for name, tensor in params.items()}
         encoding = None
-        if results.whole(0):
-            encoding = compiled_dense.Encoding(layout, theirs, made, _FACTOR, _DECAY, chosen, bits)
+        if results.is_dense(0):
+            encoding = compiled_dense.Encoding(
+                layout, theirs, changes, _FACTOR, _DECAY, chosen, bits
+            )
             chosen = encoding.chosen
             tasks = encoding.tasks
         else:
             chosen, tasks = compiled_sparse.encode(
-                layout, theirs, made, _FACTOR, _DECAY, chosen, transformed, smallest, bits
+                layout, theirs, changes, _FACTOR, _DECAY, chosen, transformed, smallest, bits
             )
         run_parallel(tasks)
         for index, residual in enumerate(ours):
@@ -135,7 +137,7 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
             blocks = part.of(ours[part.group])
             for beyond in padding(blocks, part.blocks):
                 beyond.zero_()
-            for padded, place in cells(view(made, part.segment), blocks, part.blocks):
+            for padded, place in cells(view(changes, part.segment), blocks, part.blocks):
                 place.add_(padded, alpha=_FACTOR)
         expected = []
         for group, residual in zip(layout.groups, ours, strict=True):
@@ -143,8 +145,8 @@ def _rounds(settings: Optimizer) -> Iterator[tuple[Tensor, Tensor]]:
             indices, values = strongest(flat, group.topk, smallest)
             expected.append((indices, quantise(values, bits) if bits else values))
         yield from zip(theirs, ours, strict=True)
-        for actual, wanted in zip(chosen, expected, strict=True):
-            yield from zip(actual, wanted, strict=True)
+        for actual, other in zip(chosen, expected, strict=True):
+            yield from zip(actual, other, strict=True)
         if encoding is not None:
             payloads = (encoding.payload(), encode_groups(results, 0, expected))
             kernel, reference = (np.frombuffer(data, np.uint8).copy() for data in payloads)
@@ -161,7 +163,7 @@ def _chooses(settings: Optimizer) -> bool:
 def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
     """Return the votes of some members, in the form in which they are received."""
     random = np.random.default_rng(8)
-    made = []
+    votes = []
     for _ in range(_MEMBERS):
         whole = [
             torch.from_numpy(random.normal(size=(g.blocks, g.block)).astype(np.float32))
@@ -171,8 +173,8 @@ def _votes(results: ResultFormat, layout: LevelLayout) -> list[Votes]:
         if bits := results.values.lattice_bits:
             best = [(indices, quantise(values, bits)) for indices, values in best]
         payload = encode_groups(results, 0, best)
-        made.append(decode_level(payload, results, 0))
-    return made
+        votes.append(decode_level(payload, results, 0))
+    return votes
 
 
 def _signs() -> bool:
@@ -204,17 +206,17 @@ def _means() -> bool:
     return _equal(params, expected)
 
 
-def _whole_means(bits: int) -> bool:
+def _dense_means(bits: int) -> bool:
     """Return whether kernels check and count packed digits like torch."""
     _, layout, params = _case(_ALL)
     random = np.random.default_rng(9)
-    made = [_whole_votes(layout, bits, random) for _ in range(_MEMBERS)]
-    votes = [vote for vote, _ in made]
-    payloads = [compiled_dense.padded(data) for _, data in made]
+    random_votes = [_dense_votes(layout, bits, random) for _ in range(_MEMBERS)]
+    votes = [vote for vote, _ in random_votes]
+    payloads = [compiled_dense.padded(data) for _, data in random_votes]
     at = packed_dense.digits_at(layout.blocks)
     if not all(compiled_dense.check(payload, at, layout, bits) for payload in payloads):
         return False
-    data = made[0][1]
+    data = random_votes[0][1]
     invalid_code = data[:at] + b"\xff\xff" + data[at + 2 :]
     no_exponents = bytes(at) + data[at:]
     exponent_without_votes = bytes([data[0] | 1]) + data[1:]
@@ -242,15 +244,15 @@ def _polar_factors() -> bool:
         made[1] = 0
         made[2, 1:, 1:] = 0
         matrices = torch.from_numpy(made)
-        found = polar_compiled(matrices)
-        if not torch.equal(found.view(torch.int32), polar_by_torch(matrices).view(torch.int32)):
+        factors = polar_compiled(matrices)
+        if not torch.equal(factors.view(torch.int32), polar_by_torch(matrices).view(torch.int32)):
             return False
     return True
 
 
-def _whole_votes(
+def _dense_votes(
     layout: LevelLayout, bits: int, random: np.random.Generator
-) -> tuple[WholeVotes, bytes]:
+) -> tuple[DenseVotes, bytes]:
     """Return dense votes and their payload. One block has no votes."""
     known = np.array([0, 1, -1, 3, -3][: 1 + (1 << bits)], np.int8)
     votes = [torch.from_numpy(random.choice(known, (g.blocks, g.block))) for g in layout.groups]
@@ -273,7 +275,7 @@ def _whole_votes(
     ]
     exponents = packed_dense.packed_exponents(layout.canonical(codes).to(torch.uint8))
     data = exponents.numpy().tobytes() + digits.to_bytes(layout.canonical(votes).numpy(), bits)
-    return WholeVotes(0, votes, shifts, layout), data
+    return DenseVotes(0, votes, shifts, layout), data
 
 
 def _copies(params: _Params) -> _Params:

@@ -49,24 +49,24 @@ def encode(
     gradients: Mapping[str, Tensor],
     factor: float,
     decay: float,
-    kept: Sequence[tuple[Tensor, Tensor]] | None,
+    previous: Sequence[tuple[Tensor, Tensor]] | None,
     transformed: bool,
     smallest: float,
     bits: int,
 ) -> tuple[list[tuple[Tensor, Tensor]], list[Task]]:
     """Return tensors for a level's next indices and values per group, and the tasks that fill them.
 
-    The tasks also update the residuals. They reuse the tensors of `kept`, the previous result.
+    The tasks also update the residuals. They reuse the tensors of `previous`, the last result.
     """
     from aftermath.kernels import sparse_encode as kernels
 
     kernel: Any = kernels.encode
-    sent = kept is not None
-    kept = room(layout) if kept is None else kept
+    sent = previous is not None
+    previous = room(layout) if previous is None else previous
     tasks: list[Task] = []
     for part in layout.parts:
         group = layout.groups[part.group]
-        indices, values = kept[part.group]
+        indices, values = previous[part.group]
         how: tuple[Any, ...] = (
             *(np.float32(decay), np.float32(factor), transformed),
             *(basis(edge, torch.float32, _CPU).numpy() for edge in (group.height, group.width)),
@@ -81,7 +81,7 @@ def encode(
                 partial(kernel, blocks, *cut, *place, *how, *entries, *lattice)
                 for cut in _cuts(count, group.block)
             ]
-    return list(kept), tasks
+    return list(previous), tasks
 
 
 def room(layout: LevelLayout) -> list[tuple[Tensor, Tensor]]:
@@ -112,14 +112,14 @@ class Counted:
             positions, values, shifts = vote.positions.contiguous(), *self._values(vote)
             starts = self._starts[member]
             stops = self._stops[member]
-            found = spans(positions.numpy(), *where, starts, stops)
-            if found == 0:  # the positions are not in wire order
+            ranges = spans(positions.numpy(), *where, starts, stops)
+            if ranges == 0:  # the positions are not in wire order
                 positions, order = positions.sort()
                 values, shifts = values[order], None if shifts is None else shifts[order]
                 starts[:] = 0
                 stops[:] = 0
-                found = spans(positions.numpy(), *where, starts, stops)
-            if found < 0:
+                ranges = spans(positions.numpy(), *where, starts, stops)
+            if ranges < 0:
                 raise ValueError("a vote has a position outside the level")
             self._held[member] = (positions, values, shifts)
             self._addresses[member] = [0 if t is None else t.data_ptr() for t in self._held[member]]

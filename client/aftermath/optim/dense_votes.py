@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from aftermath.optim.layout import LevelLayout
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 
 _AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 23}
 """Numbers per batch: what fits a core's cache, or keeps a GPU busy. MPS has no float64 and uses the
@@ -21,21 +21,19 @@ CPU.
 """
 
 
-def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[WholeVotes]]:
+def votes_of(results: Mapping[int, Sequence[Votes]]) -> dict[int, list[DenseVotes]]:
     """Return the votes of the levels whose votes are all dense."""
-    found = {
-        level: [vote for vote in votes if isinstance(vote, WholeVotes)]
+    votes_by_level = {
+        level: [vote for vote in votes if isinstance(vote, DenseVotes)]
         for level, votes in results.items()
     }
     return {
-        level: whole_votes
-        for level, whole_votes in found.items()
-        if len(whole_votes) == len(results[level])
+        level: dense for level, dense in votes_by_level.items() if len(dense) == len(results[level])
     }
 
 
 def means(
-    votes: Sequence[WholeVotes],
+    votes: Sequence[DenseVotes],
     layout: LevelLayout,
     most: int,
     divisors: Sequence[float],
@@ -51,7 +49,7 @@ def means(
     # numbers without votes stay 0
     by = torch.tensor([1.0, *divisors[1:]], dtype=torch.float64, device=place)
     alike = len(set(divisors[1:])) == 1
-    found = []
+    means_by_group = []
     for number, group in enumerate(layout.groups):
         steps = torch.empty(group.blocks, group.block, device=place)
         batch = max(1, _AT_ONCE[place.type] // group.block)
@@ -70,8 +68,8 @@ def means(
                     counts.add_(vote_digits != 0)
             sums.div_(by[1] if alike else by[counts.int()])
             steps[rows] = sums.mul_(rate)
-        found.append(steps.view(group.blocks, group.height, group.width).to(device))
-    return found
+        means_by_group.append(steps.view(group.blocks, group.height, group.width).to(device))
+    return means_by_group
 
 
 def _powers(exponents: Tensor) -> Tensor:

@@ -56,9 +56,9 @@ def from_bytes(data: Octets, count: int, value_bits: int) -> tuple[Digits, int |
     beyond = numbers >= largest
     if beyond.any():
         return np.zeros(count, np.int8), int(beyond.argmax()) * together
-    found: Digits = known[numbers].reshape(-1)
-    rest = np.flatnonzero(found[count:])
-    return found[:count], count + int(rest[0]) if len(rest) else None
+    symbols: Digits = known[numbers].reshape(-1)
+    rest = np.flatnonzero(symbols[count:])
+    return symbols[:count], count + int(rest[0]) if len(rest) else None
 
 
 def ends_with_zeros(data: bytes | bytearray | memoryview, count: int, value_bits: int) -> bool:
@@ -90,10 +90,10 @@ def _numbers_of(data: Octets, width: int) -> Octets:
     if rest := len(data) % width:
         octets[-1, :rest] = data[-rest:]
     words = octets.view("<u8")[:, 0]
-    found = np.empty((count, WORD), np.uint8)
+    numbers = np.empty((count, WORD), np.uint8)
     for place in range(WORD):
-        found[:, place] = words >> np.uint64(width * place) & np.uint64((1 << width) - 1)
-    return found.reshape(-1)
+        numbers[:, place] = words >> np.uint64(width * place) & np.uint64((1 << width) - 1)
+    return numbers.reshape(-1)
 
 
 @lru_cache(maxsize=2)

@@ -113,22 +113,22 @@ class Engine:
         self._forget_gradients()
         self._training = True
         try:
-            made = self._step.make(sequences, backward, lr, ahead_lr, travelling)
+            gradient = self._step.make(sequences, backward, lr, ahead_lr, travelling)
             encoding = self._stopwatch()
-            payloads = self.encode(made)
+            payloads = self.encode(gradient)
             encoded = self._stopwatch()
-            found = self._result.measure(made) if measured else None
+            metrics = self._result.measure(gradient) if measured else None
         finally:
             self._training = False
             self._forget_gradients()
         return Trained(
             payloads=payloads,
-            loss=made.loss,
-            losses=made.losses,
+            loss=gradient.loss,
+            losses=gradient.losses,
             tokens=len(sequences) * sequences.shape[-1],
             seconds=encoding - started,
             encode_seconds=encoded - encoding,
-            measured=found,
+            measured=metrics,
             measure_seconds=self._stopwatch() - encoded if measured else 0.0,
         )
 
@@ -137,9 +137,9 @@ class Engine:
         """Return the step that makes pseudo-gradients."""
         return self._step
 
-    def encode(self, made: PseudoGradient) -> dict[int, bytes]:
+    def encode(self, gradient: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient of `private_step` to the residual. Return the payload per level."""
-        return self._result.compress(made)
+        return self._result.compress(gradient)
 
     def apply(self, results: Mapping[int, Sequence[Votes]], lr: float) -> None:
         """Apply one round: per level the votes of the accepted results, in any order.
@@ -223,7 +223,7 @@ def state_like(schema: Schema, tier: int) -> dict[str, Tensor]:
     layouts = {
         level: level_layout(schema.results, level) for level in range(tier, schema.results.levels)
     }
-    found = {}
+    tensors = {}
     for path in _sizes_of(schema, tier):
         part, _, name = path.partition(".")
         if f"{part}." == _PRIVATE:
@@ -232,8 +232,8 @@ def state_like(schema: Schema, tier: int) -> dict[str, Tensor]:
         else:
             kind, level, group = name.split(".")
             shape, dtype = kind_of_state(kind, layouts[int(level)].groups[int(group)])
-        found[path] = torch.empty(shape, dtype=dtype, device="meta")
-    return found
+        tensors[path] = torch.empty(shape, dtype=dtype, device="meta")
+    return tensors
 
 
 def _sizes_of(schema: Schema, tier: int) -> dict[str, int]:

@@ -107,28 +107,30 @@ class ErrorFeedback:
         for table in self._tables[1]:
             level_kernels.go_ahead(table, rate)
 
-    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+    def compress(self, gradient: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient to the residual. Return the result per held level."""
-        self.choose(made)
+        self.choose(gradient)
         return self.sent()
 
     @torch.no_grad()
-    def choose(self, made: PseudoGradient) -> None:
+    def choose(self, gradient: PseudoGradient) -> None:
         """Add a pseudo-gradient to the residual, and choose the entries to send."""
-        check_made(made, self._names, self._layouts)
+        check_made(gradient, self._names, self._layouts)
         if self._compiled:
-            self._choose_compiled(made)
+            self._choose_compiled(gradient)
         elif self._flat:
-            self._choose_flat(made)
+            self._choose_flat(gradient)
         else:
             self._decay()
             for part, residual in self.residual():
-                for number, place in cells(view(made.tensors, part.segment), residual, part.blocks):
-                    place.add_(number, alpha=made.factor)
+                for number, place in cells(
+                    view(gradient.tensors, part.segment), residual, part.blocks
+                ):
+                    place.add_(number, alpha=gradient.factor)
             for level in self._layouts:
                 self._choose(level)
 
-    def _choose_compiled(self, made: PseudoGradient) -> None:
+    def _choose_compiled(self, gradient: PseudoGradient) -> None:
         """Do the work of `choose` with compiled kernels."""
         bits = self._format.values.lattice_bits
         smallest = SMALLEST if bits else ZERO_BELOW
@@ -139,12 +141,12 @@ class ErrorFeedback:
         self._forget_previous()
         whole: dict[int, compiled_dense.Encoding] = {}
         for level, layout in self._layouts.items():
-            if self._format.whole(level):
+            if self._format.is_dense(level):
                 whole[level] = compiled_dense.Encoding(
                     layout,
                     self._residuals[level],
-                    made.tensors,
-                    made.factor,
+                    gradient.tensors,
+                    gradient.factor,
                     self._decay_factor,
                     previous.get(level),
                     bits,
@@ -155,8 +157,8 @@ class ErrorFeedback:
             chosen[level], more = compiled_sparse.encode(
                 layout,
                 self._residuals[level],
-                made.tensors,
-                made.factor,
+                gradient.tensors,
+                gradient.factor,
                 self._decay_factor,
                 previous.get(level),
                 self._transformed,
@@ -172,14 +174,14 @@ class ErrorFeedback:
         self._previous = {}
         self._payloads = {}
 
-    def _choose_flat(self, made: PseudoGradient) -> None:
+    def _choose_flat(self, gradient: PseudoGradient) -> None:
         """Do the work of `choose` with all blocks of a level in one launch."""
         self._take_back()
         for level, layout in self._layouts.items():
             table = level_kernels.LevelTensors(
-                layout, level_kernels.tensors_of(layout, made.tensors), self._residuals[level]
+                layout, level_kernels.tensors_of(layout, gradient.tensors), self._residuals[level]
             )
-            level_kernels.add(table, self._decay_factor, made.factor)
+            level_kernels.add(table, self._decay_factor, gradient.factor)
         for level in self._layouts:
             self._choose(level)
 
@@ -251,15 +253,15 @@ class ErrorFeedback:
         return indices, quantise(values, bits)
 
     @torch.no_grad()
-    def measure(self, made: PseudoGradient) -> dict[int, Measured]:
+    def measure(self, gradient: PseudoGradient) -> dict[int, Measured]:
         """Return, per held level, the norms of the pseudo-gradient and of the remaining residual.
 
         Values in the padding of blocks count as carried. Balance vectors do not count.
         """
-        return {level: self._measured(level, made) for level in self._layouts}
+        return {level: self._measured(level, gradient) for level in self._layouts}
 
-    def _measured(self, level: int, made: PseudoGradient) -> Measured:
-        return measured(self._layouts[level], made, *self.energies(level), self._balances)
+    def _measured(self, level: int, gradient: PseudoGradient) -> Measured:
+        return measured(self._layouts[level], gradient, *self.energies(level), self._balances)
 
     @torch.no_grad()
     def energies(self, level: int) -> tuple[float, float]:
@@ -295,13 +297,13 @@ class ErrorFeedback:
 
     def state_tensors(self) -> dict[str, Tensor]:
         """Return the residual and the previous result, without copies."""
-        found = {}
+        tensors = {}
         for level, residuals in self._residuals.items():
             for group, residual in enumerate(residuals):
-                found[f"residual.{level}.{group}"] = residual
+                tensors[f"residual.{level}.{group}"] = residual
             for group, (indices, values) in enumerate(self._previous.get(level, ())):
-                found |= {f"indices.{level}.{group}": indices, f"values.{level}.{group}": values}
-        return found
+                tensors |= {f"indices.{level}.{group}": indices, f"values.{level}.{group}": values}
+        return tensors
 
     def state(self) -> dict[str, Tensor]:
         """Return copies of the residual and the previous result."""
@@ -340,18 +342,19 @@ class ErrorFeedback:
 
 
 def check_made(
-    made: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]
+    gradient: PseudoGradient, names: Collection[str], layouts: Mapping[int, LevelLayout]
 ) -> None:
     """Raise NonFiniteGradient for a tensor that is not finite or too large.
 
     Raises SegmentError for a missing tensor or a wrong shape.
     """
     refuse_beyond(
-        {name: tensor for name, tensor in made.tensors.items() if name in names}, LARGEST_RESIDUAL
+        {name: tensor for name, tensor in gradient.tensors.items() if name in names},
+        LARGEST_RESIDUAL,
     )
     for layout in layouts.values():
         for part in layout.parts:
-            view(made.tensors, part.segment)
+            view(gradient.tensors, part.segment)
 
 
 def entries_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[Tensor]) -> Entries:
@@ -364,16 +367,18 @@ def entries_of(layout: LevelLayout, indices: Sequence[Tensor], values: Sequence[
 
 def measured(
     layout: LevelLayout,
-    made: PseudoGradient,
+    gradient: PseudoGradient,
     whole: float,
     carried: float,
     balances: Balances = nothing_balances,
 ) -> Measured:
     """Return a level's metrics from the residual's energy (`whole`) and the sent part's."""
     parts = (part for part in layout.parts if not balances(part.segment.name))
-    given = sum(_energy(view(made.tensors, part.segment)) for part in parts)
+    energy = sum(_energy(view(gradient.tensors, part.segment)) for part in parts)
     left = math.sqrt(max(0.0, whole - carried))
-    return Measured(abs(made.factor) * math.sqrt(given), left, carried / whole if whole else 0.0)
+    return Measured(
+        abs(gradient.factor) * math.sqrt(energy), left, carried / whole if whole else 0.0
+    )
 
 
 def take_back(residual: Tensor, indices: Tensor, values: Tensor, *, transformed: bool) -> None:

@@ -94,14 +94,14 @@ def _means(
         return torch.empty(0, dtype=torch.int64, device=device), torch.empty(
             0, dtype=torch.int64, device=device
         )
-    given = torch.cat([vote.positions for vote in votes]).to(device)
+    all_positions = torch.cat([vote.positions for vote in votes]).to(device)
     values = torch.cat([vote.values for vote in votes]).to(device)
     integers = (
-        _fixed_point(given, values, layout)
+        _fixed_point(all_positions, values, layout)
         if values.is_floating_point()
         else values.long() << MEAN_BITS
     )
-    positions, sums, counts = tally(given, integers)
+    positions, sums, counts = tally(all_positions, integers)
     magnitude = (2 * sums.abs() + counts) // (2 * counts)
     return positions, magnitude * sums.sign()
 
@@ -154,11 +154,11 @@ def _packed_signs(
         torch.empty(group.blocks, group.height, group.width, dtype=torch.int8, device=device)
         for group in of.layout.groups
     ]
-    done = [0] * len(out)
+    offsets = [0] * len(out)
     for number, means in packed_sparse.sign_means(votes, of, MEAN_BITS):
-        first = done[number]
+        first = offsets[number]
         out[number][first : first + len(means)] = _inverse(means).sign_()
-        done[number] += len(means)
+        offsets[number] += len(means)
     return out
 
 

@@ -73,7 +73,7 @@ def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
         raise ValueError(
             f"a polar factor needs at least one step ({steps}) and a bound between 0 and 1 ({smallest})"
         )
-    found: list[Polynomial] = []
+    coefficients: list[Polynomial] = []
     low = smallest
     high = 1.0
     for step in range(steps):
@@ -86,8 +86,8 @@ def polynomials(steps: int, smallest: float) -> tuple[Polynomial, ...]:
         if step < steps - 1:
             # A singular value that rounding pushes beyond the end stays in the next interval.
             a, b, c = a / MARGIN, b / MARGIN**3, c / MARGIN**5
-        found.append((a, b, c))
-    return tuple(found)
+        coefficients.append((a, b, c))
+    return tuple(coefficients)
 
 
 def _value(polynomial: Polynomial, x: float) -> float:

@@ -38,11 +38,11 @@ def _chooses_alike(device: torch.device, *, block: int, topk: int, bits: int) ->
     numbers[_PROVED // 4 : _PROVED // 2] *= 2.0**-39  # many numbers below the lattice
     numbers[0] = 0
     smallest = SMALLEST if bits else ZERO_BELOW
-    found = choose(numbers.to(device), topk, smallest, bits)
+    choice = choose(numbers.to(device), topk, smallest, bits)
     indices, values = strongest(numbers, topk, smallest)
     expected = quantise(values, bits) if bits else values
-    same = torch.equal(found[0].cpu(), indices)
-    return same and torch.equal(found[1].cpu().view(torch.int32), expected.view(torch.int32))
+    same = torch.equal(choice[0].cpu(), indices)
+    return same and torch.equal(choice[1].cpu().view(torch.int32), expected.view(torch.int32))
 
 
 def choose(coefficients: Tensor, topk: int, smallest: float, bits: int) -> tuple[Tensor, Tensor]:

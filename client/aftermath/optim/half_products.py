@@ -42,20 +42,20 @@ def product(left: Tensor, right: Tensor) -> Tensor:
 def square_by_parts(x: Tensor) -> Tensor:
     """Return X X^T from products of the parts of X."""
     high, low = _parts(x)
-    found = half_product(high, high.mT).mul_(_PART**2)
+    product = half_product(high, high.mT).mul_(_PART**2)
     across = half_product(high, low.mT)
-    found.add_((across + across.mT).mul_(_PART))
-    return found.add_(half_product(low, low.mT))
+    product.add_((across + across.mT).mul_(_PART))
+    return product.add_(half_product(low, low.mT))
 
 
 def product_by_parts(left: Tensor, right: Tensor) -> Tensor:
     """Return `left` @ `right` from products of their parts."""
     high, low = _parts(left)
     other_high, other_low = _parts(right)
-    found = half_product(high, other_high).mul_(_PART**2)
+    product = half_product(high, other_high).mul_(_PART**2)
     across = half_product(high, other_low).add_(half_product(low, other_high))
-    found.add_(across.mul_(_PART))
-    return found.add_(half_product(low, other_low))
+    product.add_(across.mul_(_PART))
+    return product.add_(half_product(low, other_low))
 
 
 def half_product(left: Tensor, right: Tensor) -> Tensor:
@@ -98,13 +98,13 @@ def exact(device: torch.device) -> bool:
         left[:, 1] = 0
         left[:, 1, ::columns] = 4095.0
         right = (torch.randn(2, columns, rows, generator=draws) * long * 0.9).round_()
-        found = (
+        products = (
             square_by_parts(left.to(device)),
             product_by_parts(left.to(device), right.to(device)),
         )
         whole = left.double()
         expected = whole @ whole.mT, whole @ right.double()
-        for sums, integers in zip(found, expected, strict=True):
+        for sums, integers in zip(products, expected, strict=True):
             within = integers.abs() < 1 << 24
             if not torch.equal(sums.cpu().double()[within], integers[within]):
                 return False

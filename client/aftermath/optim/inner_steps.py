@@ -142,7 +142,7 @@ class InnerSteps:
         """
         losses = list[Tensor]()
         sizes = list[Tensor]()
-        done: torch.cuda.Event | None = None
+        event: torch.cuda.Event | None = None
         for part in parts:
             self._forget_gradients()
             loss = torch.as_tensor(backward(part), dtype=torch.float64)
@@ -151,7 +151,7 @@ class InnerSteps:
             sizes.append(clip_unread(grads, self._settings.clip).double())
             self._inner.step(lr, ())
             balance(self._params, self._balances, rate_of_vectors(lr, self._settings))
-            done = _one_behind(done, grads[0].device)
+            event = _one_behind(event, grads[0].device)
         read: list[list[float]] = torch.stack((torch.stack(losses), torch.stack(sizes))).tolist()
         check_steps(*read)
         return read[0]
@@ -220,8 +220,8 @@ def _one_behind(before: torch.cuda.Event | None, device: torch.device) -> torch.
     """
     if device.type != "cuda":
         return None
-    done = torch.cuda.Event()
-    done.record(torch.cuda.current_stream(device))
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
     if before is not None:
         before.synchronize()
-    return done
+    return event

@@ -81,14 +81,14 @@ def exact_polar(matrices: Tensor) -> Tensor:
     batch = oriented.reshape(-1, *oriented.shape[-2:])
     on_cpu = matrices.device.type == "cpu"
     polar = polar_compiled if on_cpu and compiled_sparse.works() else polar_by_torch
-    found = polar(batch).view(oriented.shape)
-    return found.mT if tall else found
+    factor = polar(batch).view(oriented.shape)
+    return factor.mT if tall else factor
 
 
 def polar_compiled(matrices: Tensor) -> Tensor:
     """Return the polar factors of matrices [n, short, long] from compiled kernels."""
     _, rows, columns = matrices.shape
-    found, within = compiled_polar.polar(
+    factors, within = compiled_polar.polar(
         matrices,
         first_length=_first_length(columns),
         steps=[
@@ -100,8 +100,8 @@ def polar_compiled(matrices: Tensor) -> Tensor:
     )
     for number, good in enumerate(within):
         if not good:
-            found[number] = _polar(matrices[number : number + 1])[0]
-    return found
+            factors[number] = _polar(matrices[number : number + 1])[0]
+    return factors
 
 
 def polar_by_torch(matrices: Tensor) -> Tensor:

@@ -105,14 +105,14 @@ class PrivateStep(Stateful, Protocol):
 class Compressor(Stateful, Protocol):
     """Turns pseudo-gradients into payloads."""
 
-    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+    def compress(self, gradient: PseudoGradient) -> dict[int, bytes]:
         """Return the result per held level.
 
         Raises NonFiniteGradient, which names the tensor, or SegmentError for a missing or misshapen
         one. The state is then unchanged.
         """
 
-    def measure(self, made: PseudoGradient) -> dict[int, Measured]:
+    def measure(self, gradient: PseudoGradient) -> dict[int, Measured]:
         """Return metrics per held level. The argument must be that of the last `compress`."""
 
     def directions(self) -> Iterator[tuple[Part, Tensor]]:

@@ -94,17 +94,17 @@ class LevelLayout:
 
     def grouped(self, flat: Tensor, widths: Sequence[int]) -> list[Tensor]:
         """Invert `canonical`, with `widths` numbers per block of each group."""
-        found = [
+        tensors = [
             flat.new_empty(group.blocks, width)
             for group, width in zip(self.groups, widths, strict=True)
         ]
         if not any(widths):
-            return found
+            return tensors
         sizes = [part.blocks.count * widths[part.group] for part in self.parts]
         for part, rows in zip(self.parts, flat.split(sizes), strict=True):
-            target = part.of(found[part.group])
+            target = part.of(tensors[part.group])
             target.copy_(rows.view(target.shape))
-        return found
+        return tensors
 
     def block_of(self, group: int, block: int) -> tuple[Segment, int]:
         """Return the segment of a group's block, and the block's number in it."""

@@ -185,6 +185,6 @@ def _moves_alike(device: torch.device) -> bool:
     )
 
 
-def tensors_of(layout: LevelLayout, named: Mapping[str, Tensor]) -> list[Tensor]:
+def tensors_of(layout: LevelLayout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the segments of a level, by part."""
-    return [view(named, part.segment) for part in layout.parts]
+    return [view(tensors, part.segment) for part in layout.parts]

@@ -1,6 +1,6 @@
 """One peer's votes on one level, in two forms.
 
-`Votes` has a position (`optim.layout`) per vote. `WholeVotes` is for dense results, which keep
+`Votes` has a position (`optim.layout`) per vote. `DenseVotes` is for dense results, which keep
 every value. It has a digit per value instead of positions, which would take more memory.
 """
 
@@ -40,7 +40,7 @@ class Votes:
         return whole if self.shifts is None else whole.bitwise_left_shift_(self.shifts)
 
 
-class WholeVotes(Votes):
+class DenseVotes(Votes):
     """Dense votes: a digit for every value of a level."""
 
     digits: tuple[Tensor, ...]

@@ -78,13 +78,13 @@ def bytes_of(kind: Kind) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None:
-    """Raise BadState unless `kept` has all moments of this optimizer, or none."""
-    if kept and kept.keys() != kinds.keys():
+def check_moments(kinds: Mapping[str, Kind], state: Mapping[str, Tensor]) -> None:
+    """Raise BadState unless `state` has all moments of this optimizer, or none."""
+    if state and state.keys() != kinds.keys():
         raise BadState(
-            f"the optimizer state has a missing or unexpected tensor {sorted(kept.keys() ^ kinds.keys())[0]}"
+            f"the optimizer state has a missing or unexpected tensor {sorted(state.keys() ^ kinds.keys())[0]}"
         )
-    for path, tensor in kept.items():
+    for path, tensor in state.items():
         if (tuple(tensor.shape), tensor.dtype) != kinds[path] or not bool(
             torch.isfinite(tensor).all()
         ):
@@ -93,15 +93,15 @@ def check_moments(kinds: Mapping[str, Kind], kept: Mapping[str, Tensor]) -> None
             )
 
 
-def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -> States:
+def states_of(state: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -> States:
     """Return an optimizer's states by parameter, copied from moments.
 
     Moments go to the devices of their parameters. Counts go where torch wants them: with the
     parameter for a fused AdamW, else to the CPU.
     """
-    found: States = {}
+    states: States = {}
     fused = may_fuse([torch.empty(0, device=device) for device in set(devices.values())])
-    for path, tensor in kept.items():
+    for path, tensor in state.items():
         key, _, name = path.partition("/")
         dtype = _COUNTS.get(key)
         value = (
@@ -109,25 +109,25 @@ def states_of(kept: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -
             if dtype == torch.int64
             else tensor.to(devices[name] if fused or not dtype else "cpu", copy=True)
         )
-        found.setdefault(name, {})[key] = value
-    return found
+        states.setdefault(name, {})[key] = value
+    return states
 
 
 def take_moments(
-    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
     """Restore what `moments` returned. Raises BadState, and changes nothing, if it does not fit."""
-    check_moments(moment_kinds(optimizer, params), kept)
-    put_back(optimizer, params, kept)
+    check_moments(moment_kinds(optimizer, params), state)
+    put_back(optimizer, params, state)
 
 
 def put_back(
-    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], kept: Mapping[str, Tensor]
+    optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
     """Restore moments of this same optimizer. Parameters without a gradient have none."""
-    found = states_of(kept, {name: parameter.device for name, parameter in params.items()})
+    states = states_of(state, {name: parameter.device for name, parameter in params.items()})
     optimizer.state.clear()
-    for name, values in found.items():
+    for name, values in states.items():
         optimizer.state[params[name]] = values
 
 

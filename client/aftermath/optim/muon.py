@@ -34,15 +34,15 @@ def at_once(device: torch.device) -> bool:
 @lru_cache(maxsize=8)
 def _turns_in_bf16(device: torch.device) -> bool:
     """Return whether bf16 products on the device give polar factors."""
-    given = torch.randn(2, 48, 80, generator=torch.Generator().manual_seed(1))
+    matrices = torch.randn(2, 48, 80, generator=torch.Generator().manual_seed(1))
     try:
-        turned = polar_express(given.to(device), precision=torch.bfloat16).cpu()
+        turned = polar_express(matrices.to(device), precision=torch.bfloat16).cpu()
     except RuntimeError as error:  # a GPU without bf16
         logger.warning(
             "Muon updates tensors one by one on %s: %s", device, str(error).splitlines()[0]
         )
         return False
-    return bool((turned - polar_express(given)).abs().max() < _NEAR)
+    return bool((turned - polar_express(matrices)).abs().max() < _NEAR)
 
 
 @dataclass(frozen=True)
@@ -198,9 +198,9 @@ class Muon(torch.optim.Optimizer):
             rate = lr * max(1.0, shape[-2] / shape[-1]) ** 0.5
             step = max(1, _AT_ONCE // shape.numel())
             for some in (numbers[first : first + step] for first in range(0, len(numbers), step)):
-                given = torch.stack([directions[number] for number in some])
+                matrices = torch.stack([directions[number] for number in some])
                 turned = polar_express(
-                    given,
+                    matrices,
                     steps=settings.steps,
                     smallest=settings.smallest,
                     precision=torch.bfloat16,

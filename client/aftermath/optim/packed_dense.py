@@ -19,7 +19,7 @@ from aftermath.optim.bitstrings import pack_bits
 from aftermath.optim.dense_votes import means
 from aftermath.optim.lattice import LEAST, MOST, SMALLEST
 from aftermath.optim.layout import LevelLayout
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 from aftermath.optim.result_format import EXPONENT_BITS, whole_bytes
 from aftermath.optim.transform import cells, strongest
 
@@ -28,7 +28,7 @@ Unpack = Callable[[bytes], Votes]
 """Returns the votes of a valid payload on the CPU."""
 
 
-class PackedVotes(WholeVotes):
+class PackedVotes(DenseVotes):
     """Dense votes on a level, stored as a payload on a device."""
 
     payload: Tensor
@@ -38,20 +38,20 @@ class PackedVotes(WholeVotes):
         vars(self).update(level=level, payload=payload, _layout=layout, _unpack=unpack)
 
     @cached_property
-    def _unpacked(self) -> WholeVotes:
+    def _unpacked(self) -> DenseVotes:
         unpack: Unpack = vars(self)["_unpack"]
-        found = unpack(self.payload.cpu().numpy().tobytes())
-        assert isinstance(found, WholeVotes)
-        return found
+        votes = unpack(self.payload.cpu().numpy().tobytes())
+        assert isinstance(votes, DenseVotes)
+        return votes
 
     @property
     def digits(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """Return the digits on the CPU: see `WholeVotes`."""
+        """Return the digits on the CPU: see `DenseVotes`."""
         return self._unpacked.digits
 
     @property
     def group_shifts(self) -> tuple[Tensor, ...]:  # type: ignore[override]
-        """Return the shifts on the CPU: see `WholeVotes`."""
+        """Return the shifts on the CPU: see `DenseVotes`."""
         return self._unpacked.group_shifts
 
 
@@ -211,11 +211,11 @@ def pack_codes(codes: Tensor, octets: Tensor, count: int, value_bits: int) -> No
         )
 
 
-def packed_digits(found: Tensor, value_bits: int) -> Tensor:
+def packed_digits(numbers: Tensor, value_bits: int) -> Tensor:
     """Encode int8 digits in canonical order on their device, like `digits.to_bytes`."""
-    codes = _room(len(found), value_bits, found.device)
-    codes[: len(found)] = found.abs().add_(found < 0)
-    return _packed_codes(codes, len(found), value_bits)
+    codes = _room(len(numbers), value_bits, numbers.device)
+    codes[: len(numbers)] = numbers.abs().add_(numbers < 0)
+    return _packed_codes(codes, len(numbers), value_bits)
 
 
 def _room(count: int, value_bits: int, device: torch.device) -> Tensor:
@@ -242,7 +242,7 @@ def _packed_codes(codes: Tensor, count: int, value_bits: int) -> Tensor:
 @lru_cache(maxsize=64)
 def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Tensor]]:
     """Return, by group, each block's first digit and its canonical number, int64 [blocks]."""
-    found = [
+    orders = [
         tuple(torch.empty(group.blocks, dtype=torch.int64) for _ in range(2))
         for group in layout.groups
     ]
@@ -251,10 +251,10 @@ def _orders(layout: LevelLayout, device: torch.device) -> list[tuple[Tensor, Ten
         count = part.blocks.count
         size = layout.groups[part.group].block
         blocks = torch.arange(count)
-        for tensor, first, step in zip(found[part.group], (digit, block), (size, 1), strict=True):
+        for tensor, first, step in zip(orders[part.group], (digit, block), (size, 1), strict=True):
             tensor[part.first : part.first + count] = first + step * blocks
         digit, block = digit + count * size, block + count
-    return [(starts.to(device), numbers.to(device)) for starts, numbers in found]
+    return [(starts.to(device), numbers.to(device)) for starts, numbers in orders]
 
 
 def packed_exponents(codes: Tensor) -> Tensor:
@@ -319,7 +319,7 @@ def _counts_alike(device: torch.device, value_bits: int) -> bool:
             for g in layout.groups
         ]
         group_shifts[0][0] = 0
-        votes.append(WholeVotes(0, votes_by_group, group_shifts, layout))
+        votes.append(DenseVotes(0, votes_by_group, group_shifts, layout))
         codes = [
             torch.where((group_votes != 0).any(1, keepdim=True), by + 1, 0)
             for group_votes, by in zip(votes_by_group, group_shifts, strict=True)
@@ -377,5 +377,5 @@ def _spoilt(data: bytes, layout: LevelLayout) -> list[bytes]:
     return [data[:at] + b"\xff\xff" + data[at + 2 :], bytes(at) + data[at:], none]
 
 
-def _never(data: bytes) -> WholeVotes:
+def _never(data: bytes) -> DenseVotes:
     raise AssertionError("unpacked an invalid payload")

@@ -153,16 +153,16 @@ def votes_on(
     results: Mapping[int, Sequence[Votes]], device: torch.device
 ) -> dict[int, list[PackedEntries]] | None:
     """Return the votes of all levels if every vote is packed on the device, else None."""
-    found: dict[int, list[PackedEntries]] = {}
+    votes_by_level: dict[int, list[PackedEntries]] = {}
     for level, votes in results.items():
-        found[level] = [
+        votes_by_level[level] = [
             vote
             for vote in votes
             if isinstance(vote, PackedEntries) and vote.payload.device == device
         ]
-        if len(found[level]) < len(votes):
+        if len(votes_by_level[level]) < len(votes):
             return None
-    return found
+    return votes_by_level
 
 
 def count(

@@ -90,9 +90,9 @@ class ResultFormat:
         bits = self.values.bits
         return bits > 0 and digits.fewer(places, bits, bits_of(places, topk) + bits * topk)
 
-    def whole(self, level: int) -> bool:
+    def is_dense(self, level: int) -> bool:
         """Return whether a level is dense: every value is kept and written as a digit."""
-        return self._whole[checked_level(level, self.levels)]
+        return self._dense_levels[checked_level(level, self.levels)]
 
     def index_bytes(self, level: int) -> int:
         """Return the bytes of a level's index codes. All blocks share one rounding to bytes."""
@@ -149,7 +149,7 @@ class ResultFormat:
         ]
 
     @cached_property
-    def _whole(self) -> tuple[bool, ...]:
+    def _dense_levels(self) -> tuple[bool, ...]:
         def keeps_all(blocks: Blocks) -> bool:
             return blocks.topk == blocks.size and self.as_digits(blocks.size, blocks.topk)
 

@@ -103,8 +103,8 @@ def _optimizer(document: Mapping[str, Any]) -> Optimizer:
         value = document.get(setting.name)
         if value is not None and setting.kind is float:
             value = decimal(value, setting.name)
-        wanted = str if setting.choices else setting.kind
-        if not (type(value) is wanted or (value is None and setting.optional)):
+        expected_type = str if setting.choices else setting.kind
+        if not (type(value) is expected_type or (value is None and setting.optional)):
             raise SchemaError(
                 f"not a schema: {setting.name} has the invalid value {short_repr(value)}"
             )

@@ -93,14 +93,14 @@ def draw_entries(
 
 def spoilt_payloads(data: bytes, draws: torch.Generator, flips: int = 8) -> list[bytes]:
     """Return payloads with all bits set, with none, and with one random bit flipped."""
-    found = [b"\xff" * len(data), bytes(len(data))]
+    payloads = [b"\xff" * len(data), bytes(len(data))]
     for bit in torch.randint(0, 8 * len(data), (flips,), generator=draws).tolist():
         own = bytearray(data)
         own[bit // 8] ^= 1 << bit % 8
-        found.append(bytes(own))
+        payloads.append(bytes(own))
     last = bytearray(data)
     last[-1] |= 0x80
-    return [*found, bytes(last)]
+    return [*payloads, bytes(last)]
 
 
 def _checked(data: bytes, results: ResultFormat, device: torch.device) -> PackedEntries | None:
@@ -153,12 +153,12 @@ def _means_alike(
 ) -> bool:
     """Return whether the means of signs are equal."""
     of = packed_sparse.sparse_level(results, 0, device)
-    found = [
+    means = [
         means.cpu().flatten() for _, means in packed_sparse.sign_means(packed_votes, of, MEAN_BITS)
     ]
     sums, counts = added_up(cpu_votes, of.layout.numbers, 1, torch.device("cpu"))
     sizes = (2 * (sums.abs() << MEAN_BITS) + counts) // (2 * counts.long()).clamp(min=1)
-    return torch.equal(torch.cat(found), (sizes * sums.sign()).double())
+    return torch.equal(torch.cat(means), (sizes * sums.sign()).double())
 
 
 def _by_group(flat: Tensor, layout: LevelLayout) -> list[Tensor]:

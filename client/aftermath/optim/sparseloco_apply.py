@@ -21,7 +21,7 @@ from aftermath.optim.compiled_sparse import Counted, Task, usable
 from aftermath.optim.lattice import LARGEST, SMALLEST
 from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.level_kernels import LevelTensors, tensors_of
-from aftermath.optim.level_votes import Votes, WholeVotes
+from aftermath.optim.level_votes import DenseVotes, Votes
 from aftermath.optim.packed_dense import PackedVotes
 from aftermath.optim.packed_sparse import PackedEntries
 from aftermath.optim.result_format import ResultFormat
@@ -70,9 +70,9 @@ class MeanApply:
         results = {level: votes for level, votes in results.items() if votes}
         for level, votes in results.items():
             check_votes(votes, level, torch.int64)
-        whole_votes = dense_votes.votes_of(results)
-        others = {level: votes for level, votes in results.items() if level not in whole_votes}
-        for change in (self._placed(others, most, lr), self._whole(whole_votes, most, lr)):
+        dense_by_level = dense_votes.votes_of(results)
+        others = {level: votes for level, votes in results.items() if level not in dense_by_level}
+        for change in (self._placed(others, most, lr), self._dense(dense_by_level, most, lr)):
             change()
 
     def _placed(self, results: Mapping[int, Sequence[Votes]], most: int, lr: float) -> Change:
@@ -86,8 +86,8 @@ class MeanApply:
         }
 
         def change() -> None:
-            for level, found in decided.items():
-                for part, blocks in placed(self._layouts[level], *found, self._device):
+            for level, means in decided.items():
+                for part, blocks in placed(self._layouts[level], *means, self._device):
                     self._move(view(self._params, part.segment), part, blocks, lr)
 
         return change
@@ -107,7 +107,7 @@ class MeanApply:
 
         return change
 
-    def _whole(self, results: Mapping[int, Sequence[WholeVotes]], most: int, lr: float) -> Change:
+    def _dense(self, results: Mapping[int, Sequence[DenseVotes]], most: int, lr: float) -> Change:
         """Check dense votes. Return the change that applies them."""
         rate = self._settings.outer_lr * SMALLEST
         by = self._settings.divisor
@@ -136,14 +136,14 @@ class MeanApply:
 
         return change
 
-    def _packed(self, votes: Sequence[WholeVotes]) -> list[PackedVotes]:
+    def _packed(self, votes: Sequence[DenseVotes]) -> list[PackedVotes]:
         """Return the votes if all of them are packed on the model's device, else an empty list."""
-        found = [
+        packed_votes = [
             vote
             for vote in votes
             if isinstance(vote, PackedVotes) and vote.payload.device == self._device
         ]
-        return found if len(found) == len(votes) else []
+        return packed_votes if len(packed_votes) == len(votes) else []
 
     def _table(self, layout: LevelLayout) -> LevelTensors:
         """Return the table of the tensors that packed votes of a level change."""

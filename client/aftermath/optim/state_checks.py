@@ -23,13 +23,13 @@ STATE_KINDS = ("residual", "indices", "values")
 
 def state_sizes(layouts: Mapping[int, LevelLayout]) -> dict[str, int]:
     """Return the bytes of every state tensor of such levels."""
-    found = {}
+    sizes = {}
     for level, layout in layouts.items():
         for group, of in enumerate(layout.groups):
-            found[f"residual.{level}.{group}"] = of.blocks * of.block * torch.float32.itemsize
-            found[f"indices.{level}.{group}"] = of.blocks * of.topk * torch.int64.itemsize
-            found[f"values.{level}.{group}"] = of.blocks * of.topk * torch.float32.itemsize
-    return found
+            sizes[f"residual.{level}.{group}"] = of.blocks * of.block * torch.float32.itemsize
+            sizes[f"indices.{level}.{group}"] = of.blocks * of.topk * torch.int64.itemsize
+            sizes[f"values.{level}.{group}"] = of.blocks * of.topk * torch.float32.itemsize
+    return sizes
 
 
 def kind_of_state(kind: str, group: Group) -> tuple[tuple[int, ...], torch.dtype]:

@@ -110,18 +110,18 @@ def digests_of_summaries(runs: Iterable[tuple[int, int, bytes]], size: int) -> l
 
     `runs` covers the whole tensor, in order.
     """
-    found: dict[int, bytes] = {}
+    digests: dict[int, bytes] = {}
     ends: defaultdict[int, bytearray] = defaultdict(bytearray)
     for start, stop, summary in runs:
         first, last = _whole(start, stop, size)
         ends[start // BLOCK] += summary[: first - start]
         at = first - start
         for block in range(first // BLOCK, -(-last // BLOCK) if last > first else 0):
-            found[block] = summary[at : at + DIGEST]
+            digests[block] = summary[at : at + DIGEST]
             at += DIGEST
         ends[last // BLOCK] += summary[at:]
-    found |= {block: block_digest(bytes(end)) for block, end in ends.items() if end}
-    return [found[block] for block in range(-(-size // BLOCK))]
+    digests |= {block: block_digest(bytes(end)) for block, end in ends.items() if end}
+    return [digests[block] for block in range(-(-size // BLOCK))]
 
 
 def _whole(start: int, stop: int, size: int) -> tuple[int, int]:
@@ -132,15 +132,15 @@ def _whole(start: int, stop: int, size: int) -> tuple[int, int]:
 
 def _digests(runs: Iterable[tuple[Tensor, int, int]]) -> list[bytes]:
     """Return the digests of the blocks of bytes [start, stop) of each tensor."""
-    found: list[list[bytes]] = []
+    parts: list[list[bytes]] = []
     tasks = []
     for tensor, first, last in runs:
         for start in range(first, last, _PIECE):
             digests: list[bytes] = []
-            found.append(digests)
+            parts.append(digests)
             tasks.append(partial(_hash, tensor, start, min(start + _PIECE, last), digests))
     run_parallel(tasks)
-    return [digest for digests in found for digest in digests]
+    return [digest for digests in parts for digest in digests]
 
 
 def _hash(tensor: Tensor, start: int, stop: int, digests: list[bytes]) -> None:

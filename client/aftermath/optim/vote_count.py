@@ -37,10 +37,10 @@ def tally_multiples(votes: Sequence[Votes], most: int) -> tuple[Tensor, Tensor, 
         return tally(torch.cat([vote.positions.to(device) for vote in votes]), whole)
     # Count peer by peer, so that the extra memory does not grow with the number of peers.
     sums, counts = added_up(votes, span, most, device)
-    found = counts.nonzero().flatten()
-    if len(found) == span:
-        return found, sums, counts
-    return found, sums[found], counts[found]
+    places = counts.nonzero().flatten()
+    if len(places) == span:
+        return places, sums, counts
+    return places, sums[places], counts[places]
 
 
 def added_up(
@@ -65,9 +65,9 @@ def tally(positions: Tensor, integers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         sums = torch.zeros(span, dtype=torch.int64, device=positions.device).index_add_(
             0, positions, integers
         )
-        found = counts.nonzero().flatten()
-        if len(found) == span:
-            return found, sums, counts
-        return found, sums[found], counts[found]
-    found, voter, counts = torch.unique(positions, return_inverse=True, return_counts=True)
-    return found, torch.zeros_like(found).index_add_(0, voter, integers), counts
+        places = counts.nonzero().flatten()
+        if len(places) == span:
+            return places, sums, counts
+        return places, sums[places], counts[places]
+    places, voter, counts = torch.unique(positions, return_inverse=True, return_counts=True)
+    return places, torch.zeros_like(places).index_add_(0, voter, integers), counts

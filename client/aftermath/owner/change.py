@@ -73,11 +73,11 @@ class Change:
         spec_instructions: list[Instruction] = []
         if self.config and self.shape:
             on_chain = self.config.to_chain()
-            if kept := self.kept_checkpoint(model):
+            if checkpoint := self.kept_checkpoint(model):
                 on_chain["model"]["checkpoint"] = {
-                    "kind": int(kept.kind),
-                    "repo": kept.repo,
-                    "revision": kept.revision,
+                    "kind": int(checkpoint.kind),
+                    "repo": checkpoint.repo,
+                    "revision": checkpoint.revision,
                 }
             updates += [
                 {"config": on_chain["config"]},

@@ -91,26 +91,26 @@ class PieceFetch:
         if peer not in self.sources:
             return None
         self.open_to_all |= self._is_late(now) or now - self.progress_at > STALL_S
-        wanted = ~self.pieces.held & ((1 << self.pieces.count) - 1)
+        candidates = ~self.pieces.held & ((1 << self.pieces.count) - 1)
         if peer != self.author:
             helps = self.open_to_all or peer in self.strong
-            wanted &= self.held_by.get(peer, 0) if helps else 0
+            candidates &= self.held_by.get(peer, 0) if helps else 0
         elif self.open_to_all:
             pass
         elif {self.me, peer} & self.strong:
-            wanted &= ~self._spoken_for()
+            candidates &= ~self._spoken_for()
         else:
-            wanted = 0
-        wanted &= ~self._pulled(pull for pull in self.pulls if pull.peer == peer)
+            candidates = 0
+        candidates &= ~self._pulled(pull for pull in self.pulls if pull.peer == peer)
         alive = [pull for pull in self.pulls if now - pull.last_byte_at <= silent_s]
-        free = self._next(wanted & ~self._pulled(alive))
+        free = self._next(candidates & ~self._pulled(alive))
         if free is not None or not self.open_to_all:
             return free
         # Relays must not be able to keep a piece from us by sending it slowly. So the author may
         # always be asked for it, and a second relay too.
         often = Counter(pull.index for pull in alive)
         twice = sum(1 << index for index, count in often.items() if count > 1)
-        return self._next(wanted if peer == self.author else wanted & ~twice)
+        return self._next(candidates if peer == self.author else candidates & ~twice)
 
     def _is_late(self, now: float) -> bool:
         """Return whether the fetch is behind a steady pace, after half of the time."""
@@ -132,10 +132,10 @@ class PieceFetch:
             pieces |= 1 << pull.index
         return pieces
 
-    def _next(self, wanted: int) -> int | None:
+    def _next(self, candidates: int) -> int | None:
         """Return the first wanted piece from `first` on, then from 0 on, or None."""
-        after = wanted >> self.first << self.first
-        lowest = after or wanted
+        after = candidates >> self.first << self.first
+        lowest = after or candidates
         return (lowest & -lowest).bit_length() - 1 if lowest else None
 
     def _spoken_for(self) -> int:

@@ -159,8 +159,10 @@ class ShardedModel(Sharded):
         with LiveBytes() as live:
             self._pass(0)
         # the gradient and its running sum
-        kept = 2 * self.parameter_count * torch.float32.itemsize
-        return torch.tensor([live.peak, free - kept - self.ranks.reserved], dtype=torch.float64)
+        parameter_bytes = 2 * self.parameter_count * torch.float32.itemsize
+        return torch.tensor(
+            [live.peak, free - parameter_bytes - self.ranks.reserved], dtype=torch.float64
+        )
 
     @on_all_ranks
     def finish(self, *, params: Mapping[str, Tensor] | None = None) -> float:

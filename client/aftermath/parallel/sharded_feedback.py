@@ -80,11 +80,11 @@ class ShardedFeedback(Sharded):
         """Add -rate times these signs to the parameters."""
         follow(self.directions(), params, rate)
 
-    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+    def compress(self, gradient: PseudoGradient) -> dict[int, bytes]:
         """Add a pseudo-gradient to the residual. Return the payload of each level."""
-        check_made(made, self._names, self._layouts)
+        check_made(gradient, self._names, self._layouts)
         self._sent = {}
-        entries = self._choose(made.factor, made=made)
+        entries = self._choose(gradient.factor, gradient=gradient)
         for level in self._layouts:
             indices, values = (
                 np.concatenate([own[f"{kind}.{level}"].numpy() for own in entries])
@@ -95,13 +95,13 @@ class ShardedFeedback(Sharded):
 
     @on_all_ranks
     def _choose(
-        self, factor: float, *, made: PseudoGradient | None = None
+        self, factor: float, *, gradient: PseudoGradient | None = None
     ) -> list[dict[str, Tensor]]:
         """Add `factor` times the pseudo-gradient to the residual. Return the selected entries."""
         pieces = None
-        if made is not None:
+        if gradient is not None:
             pieces = [
-                {piece.blocks.segment.name: piece.of(made) for piece in blocks.pieces}
+                {piece.blocks.segment.name: piece.of(gradient) for piece in blocks.pieces}
                 for blocks in self._rank_blocks
             ]
         tensors = {
@@ -128,11 +128,11 @@ class ShardedFeedback(Sharded):
         """Return the last result's payload of each level."""
         return dict(self._sent)
 
-    def measure(self, made: PseudoGradient) -> dict[int, Measured]:
+    def measure(self, gradient: PseudoGradient) -> dict[int, Measured]:
         """Return the measurements of each level, from the sums over all ranks."""
         energies = torch.stack([own["energies"] for own in self._gather_energies()]).sum(0).tolist()
         return {
-            level: measured(layout, made, whole, carried, self._balances)
+            level: measured(layout, gradient, whole, carried, self._balances)
             for (level, layout), (whole, carried) in zip(
                 self._layouts.items(), energies, strict=True
             )

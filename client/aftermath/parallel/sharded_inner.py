@@ -127,8 +127,8 @@ class ShardedInner(Sharded):
         self._weights: dict[str, Tensor] = {}
         self._gradients: dict[str, Tensor] = {}
         moments = self._plan.moments_of(ranks.rank)
-        kept = [(self._plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
-        ranks.reserved = 2 * sum(map(bytes_of, moments.values())) + sum(map(bytes_of, kept))
+        buffers = [(self._plan.shapes[name], torch.float32) for name in self._own if ranks.rank]
+        ranks.reserved = 2 * sum(map(bytes_of, moments.values())) + sum(map(bytes_of, buffers))
 
     def forget_pass(self) -> None:
         """Drop the weights and gradients of the last pass."""

@@ -108,9 +108,9 @@ class Origin:
             raise _other_model(checkpoint)
         self._check(config_of(document), checkpoint)
 
-    def _check(self, found: ModelConfig, checkpoint: Checkpoint) -> None:
+    def _check(self, config: ModelConfig, checkpoint: Checkpoint) -> None:
         """Raise CheckpointError for another model. An untrusted member may have named it."""
-        if not same_model(found, self.config):
+        if not same_model(config, self.config):
             raise _other_model(checkpoint)
 
     def blank(self) -> dict[str, Tensor]:

@@ -32,8 +32,8 @@ def arithmetic_of(device: torch.device, precision: Precision, compiled: Compile)
         raise Unsuitable(
             f"--precision bf16: {device} does not support bf16", "Use --precision fp32 or auto"
         )
-    wanted = precision == "bf16" or (precision == "auto" and has_it and device.type != "cpu")
-    return Arithmetic(wanted, compiled == "on" or (compiled == "auto" and device.type == "cuda"))
+    use_bf16 = precision == "bf16" or (precision == "auto" and has_it and device.type != "cpu")
+    return Arithmetic(use_bf16, compiled == "on" or (compiled == "auto" and device.type == "cuda"))
 
 
 def has_bf16(device: torch.device) -> bool:
@@ -119,9 +119,9 @@ class Passes:
         self._kind = self._kind or (several, length, labels is None)
         if self._kind != (several, length, labels is None):
             return False
-        for given in (input_ids, labels) if several else ():
-            if given is not None:
-                torch._dynamo.maybe_mark_dynamic(given, 0)
+        for tensor in (input_ids, labels) if several else ():
+            if tensor is not None:
+                torch._dynamo.maybe_mark_dynamic(tensor, 0)
         tried = input_ids.shape, self._model.recompute
         if tried in self._tried:
             return True

@@ -241,21 +241,21 @@ class Replica:
         batch = torch.arange(micro * seq_len).remainder_(vocabulary)
         began = self._stopwatch()
         # number of tokens of the longest passes until now, and their best time
-        done = 0
+        tokens = 0
         best = float("inf")
         for number, (count, length) in enumerate(_passes(micro, seq_len)):
             started = self._stopwatch()
-            if number > 1 and started - began + best * (count * length / done) > seconds:
+            if number > 1 and started - began + best * (count * length / tokens) > seconds:
                 break
             self.model.zero_grad(set_to_none=True)
             float(
                 self._backward(passes, batch[: count * length].view(count, length), still)
             )  # reading the loss waits for a GPU
             took = self._stopwatch() - started
-            best = min(best, took) if count * length == done else took
-            done = count * length
+            best = min(best, took) if count * length == tokens else took
+            tokens = count * length
         self.model.zero_grad(set_to_none=True)
-        return weight_of(done / seq_len, best)
+        return weight_of(tokens / seq_len, best)
 
     def warm_up(self, seq_len: int, labels: bool) -> None:
         """Train one micro-batch, with or without labels, to compile it."""

@@ -75,6 +75,6 @@ def _layer_count(names: Iterable[str]) -> int:
 def _result_bytes(schema: Schema, tier: int, members: int) -> int:
     levels = range(tier, schema.state.levels)
     entries = [schema.results.entries(level) for level in levels]
-    if all(map(schema.results.whole, levels)):
+    if all(map(schema.results.is_dense, levels)):
         return _BATCHES + round((members * _DIGIT + _STEP) * sum(entries))
     return round(members * (_HELD * sum(entries) + _SUMMED * max(entries)))

@@ -46,13 +46,13 @@ def judged_by(header: Round, run: Run, members: Members) -> dict[int, frozenset[
             s for s in among if bitmap.contains(judges, s) and members.seats[s].tier <= level
         )
 
-    found = {level: holders(level, seats) for level in range(run.levels - 1)}
+    holders_by_level = {level: holders(level, seats) for level in range(run.levels - 1)}
     # If few of a level's judges are drawn, one person may own all of them and know this a round
     # ahead. That person could hide the level from the other holders, who would have to apply it and
     # would drop out. So all witnesses fetch and judge such a level (`fetched_by_all`).
     return {
         level: of
-        for level, of in found.items()
+        for level, of in holders_by_level.items()
         if len(of) >= min(MANY, len(holders(level, header.members)))
     }
 

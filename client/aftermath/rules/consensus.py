@@ -123,9 +123,9 @@ def left_out(
     remaining = [one for one in attestations if bitmap.contains(members.healthy, one.seat)]
     if len(remaining) < needed:
         return 0
-    seen = scores(remaining)
+    counts = scores(remaining)
     return bitmap.from_seats(
-        s for s in range(bitmap.MAX_MEMBERS) if len(remaining) - seen.get(s, 0) >= needed
+        s for s in range(bitmap.MAX_MEMBERS) if len(remaining) - counts.get(s, 0) >= needed
     )
 
 
@@ -138,7 +138,9 @@ def consensus(
     for attestation in attestations:
         votes.update(unpack_fingerprints(attestation, roster).items())
     # The program schedules every other result for retraining, so those must not be applied.
-    accepted = {seat: seen for (seat, seen), count in votes.items() if count >= needed}
+    accepted = {
+        seat: fingerprint for (seat, fingerprint), count in votes.items() if count >= needed
+    }
     return {
         seat: accepted[seat]
         for seat in sorted(accepted)
@@ -190,9 +192,9 @@ def vouched(
                 for seat in accepted
                 if bitmap.contains(availability.may_judge(run, members, level), seat)
             )
-        seen = [recorded[one.seat] for one in judging(attestations, run, members, level)]
+        records = [recorded[one.seat] for one in judging(attestations, run, members, level)]
         counts = Counter(
-            seat for results in seen for seat in accepted if results.get(seat) == accepted[seat]
+            seat for results in records for seat in accepted if results.get(seat) == accepted[seat]
         )
         silent = judged_by[level] - recorded.keys()
         drawn = len(judged_by[level])

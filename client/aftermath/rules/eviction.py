@@ -56,11 +56,11 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
     )
     # A member that owed nothing is attested, although no witness recorded a result from it.
     owing = ~judges.attested | recorded
-    held = {one.seat: one.participation for one in remaining}
+    participations = {one.seat: one.participation for one in remaining}
 
     def convicted(seat: int) -> bool:
         return any(
-            _lacks(run, members, held, seat, level)
+            _lacks(run, members, participations, seat, level)
             for level in range(members.seats[seat].tier, run.levels)
         )
 
@@ -69,12 +69,14 @@ def incomplete(run: Run, members: Members, attestations: Collection[Attestation]
     )
 
 
-def _lacks(run: Run, members: Members, held: Mapping[int, int], accused: int, level: int) -> bool:
+def _lacks(
+    run: Run, members: Members, participations: Mapping[int, int], accused: int, level: int
+) -> bool:
     """Return whether enough established holders of a level did not receive it from the accused."""
     established = bitmap.seats(members.established & run.began)
     holders = {seat for seat in established if members.seats[seat].tier <= level}
-    judges = holders & held.keys()
-    without = sum(not bitmap.contains(held[seat], accused) for seat in judges)
+    judges = holders & participations.keys()
+    without = sum(not bitmap.contains(participations[seat], accused) for seat in judges)
     # The accused counts as a judge if it is established. One judge convicts alone only if the level
     # has no other established holder. Otherwise a quorum of these holders must agree.
     return without >= max(quorum(len(judges | (holders & {accused}))), min(2, len(holders)))
@@ -88,11 +90,13 @@ def evicted(run: Run, members: Members, model: Model, wallet: bytes, now: int) -
     """
     if members.find(wallet) is not None or not all(seat.used for seat in members.seats):
         return None
-    kept = _awaited(run, members, model, now)
+    awaited_seats = _awaited(run, members, model, now)
     idle = [
         index
         for index, seat in enumerate(members.seats)
-        if seat.state is MemberState.IDLE and not seat.pending and not bitmap.contains(kept, index)
+        if seat.state is MemberState.IDLE
+        and not seat.pending
+        and not bitmap.contains(awaited_seats, index)
     ]
     if not idle:
         return None
@@ -120,25 +124,25 @@ def _awaited(run: Run, members: Members, model: Model, now: int) -> int:
         number for number, seat in enumerate(members.seats) if seat.last_epoch + 1 >= run.epoch
     )
     recent &= members.established
-    kept = _last_established(members)
+    seats = _last_established(members)
     if run.state is not RunState.WAITING_FOR_MEMBERS:
-        return run.finishers | recent | kept
+        return run.finishers | recent | seats
     in_day = now <= run.waiting_since or now < run.waiting_since + HOLDERS_WAIT
-    kept |= expected(run, members) if in_day else 0
+    seats |= expected(run, members) if in_day else 0
     until = (
         run.state_started_at + run.config.waiting_for_members_extra_time + run.config.warmup_time
     )
     unsaved = unsaved_levels(run, model) != 0
     in_time = now <= run.state_started_at or now < until or (unsaved and in_day)
     if in_time:
-        kept |= recent
+        seats |= recent
     holders_are_away = unsaved and not trusted_finishers(run, members) & members.pending
     if run.model_source is ModelSource.PEERS and (in_time or holders_are_away):
-        kept |= run.finishers
-    return kept
+        seats |= run.finishers
+    return seats
 
 
 def _last_established(members: Members) -> int:
     """Return the established members, as a bitmap, if undoing an epoch needs all of them."""
-    wanted = wanted_established(members)
-    return wanted if wanted.bit_count() <= committee.MIN_ESTABLISHED else 0
+    established = wanted_established(members)
+    return established if established.bit_count() <= committee.MIN_ESTABLISHED else 0

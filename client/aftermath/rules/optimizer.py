@@ -243,20 +243,20 @@ class Optimizer:
     def broken(cls, values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
         """Yield rule, key and value for each value that is not allowed."""
         for key in (setting.key for setting in cls.settings()):
-            given = values[key.name]
-            if given is not None:
+            value = values[key.name]
+            if value is not None:
                 yield from (
-                    (key.rule, key.name, one) for one in _each(given) if not key.allows(one)
+                    (key.rule, key.name, one) for one in _each(value) if not key.allows(one)
                 )
 
     def document(self) -> dict[str, Any]:
         """Return its kind and settings, as a schema document has them."""
-        kept = {
+        fields = {
             one.name: getattr(self, one.name)
             for one in self.settings()
             if one.name not in self.LATER or getattr(self, one.name) != one.default
         }
-        return {"kind": self.kind(), **kept}
+        return {"kind": self.kind(), **fields}
 
     def values(self) -> dict[str, Any]:
         """Return its kind and the values of its keys, as outputs show them."""

@@ -108,7 +108,7 @@ def exchanged_tables() -> str:
 
 def sentences() -> dict[str, str]:
     """Return the sentence of every rule of optimizers, by the name of the rule."""
-    found = dict(SENTENCES)
+    texts = dict(SENTENCES)
     for optimizer in optimizers().values():
-        found |= optimizer.SENTENCES
-    return found
+        texts |= optimizer.SENTENCES
+    return texts

@@ -202,8 +202,8 @@ class Run:
     @property
     def identity(self) -> str:
         """Return 16 hex digits that distinguish this run from earlier runs with the same id."""
-        named = self.run_id.encode() + self.main_authority + self.created.to_bytes(8, "little")
-        return hashlib.sha256(named).hexdigest()[:16]
+        preimage = self.run_id.encode() + self.main_authority + self.created.to_bytes(8, "little")
+        return hashlib.sha256(preimage).hexdigest()[:16]
 
     @property
     def trained_steps(self) -> int:
@@ -228,8 +228,8 @@ class Run:
         back = self.current.height - height
         if height < 0 or not 0 <= back < STORED_ROUNDS:
             return None
-        found = self.rounds[(self.head - back) % STORED_ROUNDS]
-        return found if found.height == height and found.clients else None
+        candidate = self.rounds[(self.head - back) % STORED_ROUNDS]
+        return candidate if candidate.height == height and candidate.clients else None
 
     def ring(self, height: int) -> int | None:
         """Return the ring index of round `height` in Run and Witnesses, or None if it is not

@@ -93,8 +93,8 @@ def masked(data: bytes | bytearray | memoryview, key: bytes, level: int) -> byte
     them before the reveal.
     """
     stream = blake3(key + bytes([level]), derive_key_context=_STREAM)
-    found = np.array(np.frombuffer(data, np.uint8))
-    for start in range(0, len(found), _PIECE):
-        piece = found[start : start + _PIECE]
+    output = np.array(np.frombuffer(data, np.uint8))
+    for start in range(0, len(output), _PIECE):
+        piece = output[start : start + _PIECE]
         piece ^= np.frombuffer(stream.digest(len(piece), seek=start), np.uint8)
-    return found.tobytes()
+    return output.tobytes()

@@ -29,7 +29,7 @@ class Backend(Protocol):
 
     keeper: str
 
-    def start(self, seen: Open) -> Running:
+    def start(self, open_process: Open) -> Running:
         """Start it, with a run that waits for its clients. Return its main process."""
 
     def client(self, client: LocalTestnetClient) -> list[str]:
@@ -46,7 +46,7 @@ class Solana:
         self._environment = environment
         self._chain = LocalNetwork(plan.port)
 
-    def start(self, seen: Open) -> Running:
+    def start(self, open_process: Open) -> Running:
         plan = self._plan
         environment = self._environment
         if plan.port:
@@ -68,7 +68,7 @@ class Solana:
         self._owner("update-config", "--config-path", str(plan.config))
         self._owner("set-paused", "resume")
         if plan.panes:
-            seen("run", self._chain.command("watch", "--run-id", RUN_ID))
+            open_process("run", self._chain.command("watch", "--run-id", RUN_ID))
         return process
 
     def _owner(self, command: str, *arguments: str) -> None:
@@ -94,7 +94,7 @@ class Centralized:
         self._plan = plan
         self._port = plan.port
 
-    def start(self, seen: Open) -> Running:
+    def start(self, open_process: Open) -> Running:
         plan = self._plan
         state = self._plan.place / "state.toml"
         if self._port:
@@ -119,7 +119,7 @@ class Centralized:
         ]
         command += ["-s", str(self._port), "--save-state-dir", str(plan.place / "server")]
         command += ["--data-config", str(data.absolute())] if data.exists() else []
-        process = seen(self.keeper, [*command, "--tui", "true" if plan.tui else "false"])
+        process = open_process(self.keeper, [*command, "--tui", "true" if plan.tui else "false"])
         wait_for("the server", lambda: _listens(self._port), SERVER_SECONDS, process)
         return process
 

@@ -88,10 +88,10 @@ class Panes:
     def open(self, name: str, command: list[str]) -> Pane:
         """Start a command in the pane of this name."""
         line = watched_command(str(self._pipe(name)), command)
-        shown = ("-P", "-F", "#{pane_id} #{pane_pid}")
+        format_options = ("-P", "-F", "#{pane_id} #{pane_pid}")
         if pane_id := self._ids.get(name):
             outcome = self._tmux("respawn-pane", "-k", "-t", pane_id, *line)
-            reply = self._tmux("display-message", "-p", "-t", pane_id, shown[-1]).stdout
+            reply = self._tmux("display-message", "-p", "-t", pane_id, format_options[-1]).stdout
         else:
             size = os.get_terminal_size() if os.isatty(1) else os.terminal_size((200, 60))
             new = (
@@ -106,7 +106,7 @@ class Panes:
             )
             outcome = self._tmux(
                 *(("split-window", "-d", "-t", [*self._ids.values()][-1]) if self._ids else new),
-                *shown,
+                *format_options,
                 *line,
             )
             reply = outcome.stdout

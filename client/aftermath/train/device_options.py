@@ -31,8 +31,8 @@ class DeviceSetup:
 
 def device_setup(settings: TrainSettings, backend: MemberBackend) -> DeviceSetup:
     """Resolve the device options. Raises UsageError or Unsuitable if this machine lacks one."""
-    if (asked := eval_request_of(settings)) is not None:
-        check_known(asked)
+    if (request := eval_request_of(settings)) is not None:
+        check_known(request)
     mesh = device_mesh(settings)
     check_alone(settings.matformer_tier, mesh)
     exact_device(settings.device)

@@ -28,7 +28,7 @@ from rules import builders
 from ui.terminal.tui_boards import EVIL, busy_member, event_message, where
 
 
-def shown(alerts: Alerts, now: float) -> list[str]:
+def lines_of(alerts: Alerts, now: float) -> list[str]:
     return [alert.text(now) for alert in alerts.now(now)]
 
 
@@ -146,19 +146,19 @@ def test_alert_is_removed_by_its_ending_event() -> None:
         sample_event("warning", t=0.0, message="the model is not to be had yet", until="model")
     )
     alerts.take(sample_event("round", t=1.0))
-    assert shown(alerts, 10_000.0) == ["2 h 47 min ago: the model is not to be had yet"]
+    assert lines_of(alerts, 10_000.0) == ["2 h 47 min ago: the model is not to be had yet"]
     alerts.take(sample_event("model", t=2.0, source="peers", step=0))
-    assert shown(alerts, 3.0) == []
+    assert lines_of(alerts, 3.0) == []
 
 
 def test_alert_without_ending_event_expires() -> None:
     alerts = Alerts()
     alerts.take(sample_event("warning", t=0.0, message="a node does not answer"))
-    assert shown(alerts, 120.0) == ["2 min ago: a node does not answer"]
+    assert lines_of(alerts, 120.0) == ["2 min ago: a node does not answer"]
     alerts.take(sample_event("warning", t=120.0, message="a node does not answer"))
-    assert shown(alerts, 120.0) == ["0 s ago, 2 times: a node does not answer"]
-    assert shown(alerts, 419.0) == ["5 min ago, 2 times: a node does not answer"]
-    assert shown(alerts, 421.0) == []
+    assert lines_of(alerts, 120.0) == ["0 s ago, 2 times: a node does not answer"]
+    assert lines_of(alerts, 419.0) == ["5 min ago, 2 times: a node does not answer"]
+    assert lines_of(alerts, 421.0) == []
 
 
 def test_error_alert_stays_and_newest_come_first() -> None:
@@ -166,12 +166,12 @@ def test_error_alert_stays_and_newest_come_first() -> None:
     alerts.take(sample_event("error", t=0.0, message=EVIL))
     for number in range(10):
         alerts.take(sample_event("warning", t=1000.0 + number, message=f"trouble {number}"))
-    found = shown(alerts, 1010.0)
-    assert found[0] == "1 s ago: trouble 9"
-    assert found[-1] == "17 min ago: [bold red]evil[/]�[2J�gpj.exe"
+    lines = lines_of(alerts, 1010.0)
+    assert lines[0] == "1 s ago: trouble 9"
+    assert lines[-1] == "17 min ago: [bold red]evil[/]�[2J�gpj.exe"
     for number in range(60):
         alerts.take(sample_event("warning", t=1010.0, message=f"more {number}"))
-    assert len(shown(alerts, 1010.0)) <= 20
+    assert len(lines_of(alerts, 1010.0)) <= 20
 
 
 # --- memory ---

@@ -18,15 +18,15 @@ LOOKS = 5
 @pytest.fixture
 def updates(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return the names of the widgets that were redrawn, in order."""
-    seen: list[str] = []
+    ids: list[str] = []
     update = Static.update
 
     def counted(self: Static, content: RenderableType = "", *, layout: bool = True) -> None:
-        seen.append(str(self.id))
+        ids.append(str(self.id))
         update(self, content, layout=layout)
 
     monkeypatch.setattr(Static, "update", counted)
-    return seen
+    return ids
 
 
 @pytest.mark.slow
@@ -72,8 +72,8 @@ async def test_new_value_redraws_only_its_widget_once(updates: list[str]) -> Non
             app.draw()
         assert updates == ["page-Run", "page-Run"]
         await pilot.resize_terminal(60, 24)
-        shown = await drawn(pilot)
-        assert "loss, steps 1 to 42" in shown
+        screen = await drawn(pilot)
+        assert "loss, steps 1 to 42" in screen
 
 
 async def test_unchanged_testnet_screen_draws_nothing(updates: list[str]) -> None:

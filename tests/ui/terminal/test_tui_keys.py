@@ -101,10 +101,10 @@ async def test_every_tab_is_drawn_in_every_state(state: str, size: tuple[int, in
     app = screen_of(messages(), role)
     async with app.run_test(size=size) as pilot:
         for tab in TABS:
-            shown = await on(pilot, tab)
-            assert "run demo" in shown
-            assert "\x1b" not in shown
-            assert "\u202e" not in shown
+            screen = await on(pilot, tab)
+            assert "run demo" in screen
+            assert "\x1b" not in screen
+            assert "\u202e" not in screen
 
 
 @pytest.mark.parametrize("messages", [list, busy_member, failing_member])
@@ -113,10 +113,10 @@ async def test_rows_keep_their_order_when_values_appear(
 ) -> None:
     async with screen_of(messages()).run_test(size=(80, 24)) as pilot:
         for tab, rows in ROWS.items():
-            shown = (await on(pilot, tab)).splitlines()
-            assert "run demo" in shown[0]
-            named = [name for line in shown for name in rows if line.startswith(f" {name}  ")]
-            assert named == rows, (tab, shown)
+            lines = (await on(pilot, tab)).splitlines()
+            assert "run demo" in lines[0]
+            names = [name for line in lines for name in rows if line.startswith(f" {name}  ")]
+            assert names == rows, (tab, lines)
 
 
 async def test_tab_and_arrow_keys_cycle_tabs() -> None:
@@ -212,10 +212,10 @@ async def test_text_of_strangers_is_escaped_on_every_tab() -> None:
     ]
     async with screen_of(messages).run_test(size=(120, 40)) as pilot:
         for tab in (tab for tab in TABS if tab != "Members"):
-            shown = await on(pilot, tab)
-            assert "[bold red]evil[/]�[2J�gpj.exe" in shown, tab
-            assert "\x1b" not in shown
-            assert "\u202e" not in shown
+            screen = await on(pilot, tab)
+            assert "[bold red]evil[/]�[2J�gpj.exe" in screen, tab
+            assert "\x1b" not in screen
+            assert "\u202e" not in screen
 
 
 async def test_log_follows_and_wraps_again_for_another_width() -> None:

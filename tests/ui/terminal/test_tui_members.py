@@ -17,17 +17,17 @@ ALL = ("seat", "wallet", "tier", "standing", "weight", "points", "here", "last s
 
 def members(standing: str = "takes part", count: int = 5) -> RunStatus:
     """Return members of a run in progress. Every third one is a witness."""
-    found = where(count=count)
-    seen = (replace(one, standing=standing, seen="epoch 2, round 39") for one in found.members)
-    return replace(found, members=tuple(seen))
+    status = where(count=count)
+    rows = (replace(one, standing=standing, seen="epoch 2, round 39") for one in status.members)
+    return replace(status, members=tuple(rows))
 
 
 @pytest.mark.parametrize("count", [5, 40])
 async def test_server_screen_of_80_columns_shows_last_seen(count: int) -> None:
     """The scroll bar that many members need does not hide the column."""
-    found = members(count=count)
-    here = frozenset(one.signer for one in found.members[:2])
-    app = screen_of([*server(), StatusMessage(found, here)], "server")
+    status = members(count=count)
+    here = frozenset(one.signer for one in status.members[:2])
+    app = screen_of([*server(), StatusMessage(status, here)], "server")
     async with app.run_test(size=(80, 24)) as pilot:
         await pilot.press("2")
         lines = [line for line in (await drawn(pilot)).splitlines() if "…" in line]
@@ -38,10 +38,10 @@ async def test_server_screen_of_80_columns_shows_last_seen(count: int) -> None:
 
 def test_narrow_table_drops_columns_in_order() -> None:
     here: frozenset[bytes] = frozenset()
-    found = members("takes part, joins the next epoch")
+    status = members("takes part, joins the next epoch")
     forms = {}
     for room in range(200, 60, -1):
-        columns, rows = table(found, here, WALLET, room)
+        columns, rows = table(status, here, WALLET, room)
         forms.setdefault((columns, *rows["1"]), room)
     (all_, *full), (_, *cut), (_, *fewer), without_points, least = forms
     assert all_ == ALL
@@ -55,10 +55,10 @@ def test_narrow_table_drops_columns_in_order() -> None:
 
 
 def test_table_width_fits_its_content_and_room() -> None:
-    found = members()
-    columns, rows = table(found, None, None, 1000)
+    status = members()
+    columns, rows = table(status, None, None, 1000)
     cells = [columns, *rows.values()]
     widths = [max(len(row[at]) for row in cells) for at in range(len(columns))]
     needed = sum(widths) + 2 * len(widths)
-    assert table(found, None, None, needed) == (columns, rows)
-    assert table(found, None, None, needed - 1) != (columns, rows)
+    assert table(status, None, None, needed) == (columns, rows)
+    assert table(status, None, None, needed - 1) != (columns, rows)

@@ -37,11 +37,11 @@ def test_leave_key_ends_member_with_message(
         (tmp_path / "go").touch()
         assert terminal.ended() == 0
         assert terminal.modes() == terminal.usual
-        said = terminal.after.splitlines()
-        assert "run demo: step 40 of 120" in said[0]
-        assert said[1].endswith("stopping")
-        assert said[2].endswith("left the run")
-        assert said[3] == "back to normal"
+        lines = terminal.after.splitlines()
+        assert "run demo: step 40 of 120" in lines[0]
+        assert lines[1].endswith("stopping")
+        assert lines[2].endswith("left the run")
+        assert lines[3] == "back to normal"
 
 
 @pytest.mark.slow
@@ -52,7 +52,7 @@ def test_interrupt_before_screen_starts_leaves(state: dict[str, str]) -> None:
         assert terminal.ended() == 0
         assert "left the run" in terminal.after
         assert terminal.modes() == terminal.usual
-        assert "Traceback" not in terminal.seen
+        assert "Traceback" not in terminal.output
 
 
 @pytest.mark.slow
@@ -62,7 +62,7 @@ def test_finished_run_closes_screen_before_first_draw(state: dict[str, str]) -> 
         assert "run demo: step 120 of 120" in terminal.after
         assert "the run is finished: 120 steps" in terminal.after
         assert terminal.modes() == terminal.usual
-        assert "Traceback" not in terminal.seen
+        assert "Traceback" not in terminal.output
 
 
 @pytest.mark.slow
@@ -83,7 +83,7 @@ def test_member_interrupted_while_loading_prints_only_that(state: dict[str, str]
         terminal.press("\x03")
         terminal.shows("interrupted")
         terminal.until(lambda: terminal.modes() == terminal.usual)
-        assert "without a message" not in terminal.seen
+        assert "without a message" not in terminal.output
         assert terminal.ended() == 130
 
 
@@ -126,10 +126,10 @@ def test_killed_screen_falls_back_to_lines(state: dict[str, str]) -> None:
 @pytest.mark.slow
 def test_blocked_terminal_delays_nobody(state: dict[str, str], tmp_path: Path) -> None:
     """An ssh session without a network blocks like this: nobody reads the output."""
-    done = tmp_path / "done"
-    with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done)}) as terminal:
+    done_file = tmp_path / "done"
+    with Terminal([*PROCESS, "floods"], {**state, "DONE": str(done_file)}) as terminal:
         deadline = time.monotonic() + 120
-        while not done.exists():
+        while not done_file.exists():
             assert time.monotonic() < deadline
             assert terminal.process.poll() is None
             time.sleep(0.02)
@@ -148,11 +148,13 @@ def lines_of(text: str) -> list[str]:
 def test_pipe_gets_lines_immediately(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "stays"], state, stdout=subprocess.PIPE) as terminal:
         assert terminal.process.stdout is not None
-        seen = ""
-        while "step 40  loss" not in seen:
-            seen += os.read(terminal.process.stdout.fileno(), 4096).decode()  # long before it ends
-        assert lines_of(seen)
-        assert "\x1b" not in seen
+        output = ""
+        while "step 40  loss" not in output:
+            output += os.read(
+                terminal.process.stdout.fileno(), 4096
+            ).decode()  # long before it ends
+        assert lines_of(output)
+        assert "\x1b" not in output
         terminal.process.send_signal(signal.SIGINT)
         assert terminal.process.wait(60) == 0
 
@@ -161,16 +163,16 @@ def test_pipe_gets_lines_immediately(state: dict[str, str]) -> None:
 def test_dumb_terminal_or_one_without_keys_gets_lines(state: dict[str, str]) -> None:
     with Terminal([*PROCESS, "ends"], {**state, "TERM": "dumb"}) as terminal:
         assert terminal.ended() == 0
-        assert lines_of(terminal.seen)
+        assert lines_of(terminal.output)
     with Terminal([*PROCESS, "ends"], state, stdin=subprocess.DEVNULL) as terminal:
         assert terminal.ended() == 0
-        assert lines_of(terminal.seen)
+        assert lines_of(terminal.output)
 
 
 def children(process: int) -> list[int]:
     """Return the child processes of a process."""
     return [
-        int(found) for found in Path(f"/proc/{process}/task/{process}/children").read_text().split()
+        int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()
     ]
 
 

@@ -47,10 +47,10 @@ async def test_enter_on_client_opens_its_log() -> None:
     async with overview_of(busy()).run_test(size=(80, 24)) as pilot:
         await drawn(pilot)
         await pilot.press("down", "enter")
-        shown = await drawn(pilot)
+        screen = await drawn(pilot)
         content = pilot.app.query_one(TabbedContent)
         assert content.active == "client-2"
-        assert "11.00s  step 11  loss" in shown
+        assert "11.00s  step 11  loss" in screen
         await pilot.press("1")
         assert "2 min left" in await drawn(pilot)
         assert pilot.app.query_one(DataTable).cursor_row == 1
@@ -58,11 +58,11 @@ async def test_enter_on_client_opens_its_log() -> None:
 
 async def test_kill_is_shown_and_counted_in_client_list() -> None:
     async with overview_of(killed()).run_test(size=(80, 24)) as pilot:
-        shown = (await drawn(pilot)).splitlines()
-    assert any("2 of 3 run, 2 killed so far" in line for line in shown)
-    row = next(line for line in shown if line.lstrip().startswith("client-3"))
+        lines = (await drawn(pilot)).splitlines()
+    assert any("2 of 3 run, 2 killed so far" in line for line in lines)
+    row = next(line for line in lines if line.lstrip().startswith("client-3"))
     assert row.split() == ["client-3", "2", "3.2500", "2", "1", "-", "killed,", "comes", "back"]
-    assert sum("client-3 was killed (kill -9)" in line for line in shown) == 2
+    assert sum("client-3 was killed (kill -9)" in line for line in lines) == 2
 
 
 async def test_process_output_is_escaped() -> None:

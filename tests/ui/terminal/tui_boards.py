@@ -27,7 +27,7 @@ def event_message(kind: str, **fields: Any) -> EventMessage:
     return EventMessage(sample_event(kind, **fields))  # type: ignore[arg-type]
 
 
-def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
+def where(step: int = 41, *, count: int = 5, **overrides: Any) -> RunStatus:
     """Return the status of a run of 120 steps in the middle of an epoch, with members of three
     tiers. One has left.
     """
@@ -58,7 +58,8 @@ def where(step: int = 41, *, count: int = 5, **given: Any) -> RunStatus:
         "epoch_started_at": 900,
     }
     run = builders.run(
-        RunState.ROUND_TRAIN, **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | given
+        RunState.ROUND_TRAIN,
+        **{**values, "run_id": "demo", "epoch": 2, "start_step": 1} | overrides,
     )
     return status_of(run, builders.model(), builders.members(seats), 1012)
 
@@ -152,15 +153,15 @@ def failing_member() -> list[MESSAGES]:
 
 def server() -> list[MESSAGES]:
     """Return a server's messages. Two of its members are connected."""
-    found = where()
-    here = frozenset(member.signer for member in found.members[:2])
+    status = where()
+    here = frozenset(member.signer for member in status.members[:2])
     return [
         Facts(
             "Network",
             {"address": "0.0.0.0:20000", "connected": "2 members", "strangers": "0 connections"},
         ),
         Line(1.0, "run demo is training: epoch 2, step 41 of 120"),
-        StatusMessage(found, here),
+        StatusMessage(status, here),
     ]
 
 

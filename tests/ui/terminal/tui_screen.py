@@ -17,11 +17,11 @@ def screen_text(app: App[None]) -> str:
 
 async def drawn(pilot: Pilot[None]) -> str:
     """Return the characters once they no longer change."""
-    shown = ""
+    screen = ""
     same = 0
     while same < LOOKS:
         # scrolling is scheduled like an animation, even without animations
         await pilot.wait_for_scheduled_animations()
         now = screen_text(pilot.app)
-        same, shown = (same + 1 if now == shown else 0), now
-    return shown
+        same, screen = (same + 1 if now == screen else 0), now
+    return screen

@@ -26,7 +26,7 @@ class Terminal:
         command: Sequence[str | Path],
         environment: Mapping[str, str],
         patience: float = PATIENCE,
-        **given: Any,
+        **options: Any,
     ) -> None:
         self._patience = patience
         self._closed = False
@@ -34,13 +34,13 @@ class Terminal:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self._theirs = theirs
         self.usual = self.modes()
-        self.seen = ""
+        self.output = ""
 
         def foreground() -> None:
             os.setsid()
             fcntl.ioctl(theirs, termios.TIOCSCTTY, 0)
 
-        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs} | given
+        streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs} | options
         env = {**os.environ, "TERM": "xterm-256color", **environment}
         self.process = subprocess.Popen(command, env=env, preexec_fn=foreground, **streams)
 
@@ -72,22 +72,22 @@ class Terminal:
         """Read output until a condition holds."""
         end = time.monotonic() + self._patience
         while not true():
-            assert time.monotonic() < end, self.seen[-3000:]
+            assert time.monotonic() < end, self.output[-3000:]
             if select.select([self._ours], [], [], 0.02)[0]:
-                self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
+                self.output += os.read(self._ours, 1 << 16).decode(errors="replace")
 
     def shows(self, text: str) -> None:
         """Read output until it contains this text."""
-        self.until(lambda: text in self.seen)
+        self.until(lambda: text in self.output)
 
     def ended(self) -> int:
-        """Wait for the end and return the exit code. `seen` then has all output."""
+        """Wait for the end and return the exit code. `output` then has all output."""
         self.until(lambda: self.process.poll() is not None)
         while select.select([self._ours], [], [], 0.05)[0]:
-            self.seen += os.read(self._ours, 1 << 16).decode(errors="replace")
+            self.output += os.read(self._ours, 1 << 16).decode(errors="replace")
         return self.process.wait()
 
     @property
     def after(self) -> str:
         """The text on the terminal after the screen has closed."""
-        return self.seen.rpartition("\x1b[?1049l")[2]
+        return self.output.rpartition("\x1b[?1049l")[2]

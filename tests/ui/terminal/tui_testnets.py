@@ -22,7 +22,7 @@ def rows(state: str = "epoch 0 round 11: training") -> tuple[ClientRow, ...]:
     )
 
 
-def stands(*clients: ClientRow, **given: Any) -> Clients:
+def stands(*clients: ClientRow, **overrides: Any) -> Clients:
     values: dict[str, Any] = {
         "config": "config/demo/config.toml",
         "state": "epoch 0 round 11: training",
@@ -30,7 +30,7 @@ def stands(*clients: ClientRow, **given: Any) -> Clients:
         "step": 11,
         "total": 60,
     }
-    return Clients(clients=clients or rows(), **values | given)
+    return Clients(clients=clients or rows(), **values | overrides)
 
 
 def busy() -> list[MESSAGES]:

@@ -51,11 +51,11 @@ class Viewer:
         return self.session.ws_connect(self.url + path, headers=headers)
 
 
-async def until(socket: ClientWebSocketResponse, found: Callable[[Any], bool]) -> Any:
+async def until(socket: ClientWebSocketResponse, condition: Callable[[Any], bool]) -> Any:
     """Return the first message that meets the condition."""
     while True:
         message = await socket.receive_json(timeout=30)
-        if found(message):
+        if condition(message):
             return message
 
 
@@ -71,7 +71,7 @@ async def observing(
     rpc: str,
     ws: str | None = None,
     *,
-    named: str | None = None,
+    run_id: str | None = None,
     events: Sequence[Path] = (),
     most_viewers: int = 8,
     names: Sequence[str] = (),
@@ -79,7 +79,7 @@ async def observing(
     """Run an observer of this network until the block ends."""
     async with AsyncExitStack() as stack:
         pool = await stack.enter_async_context(RpcPool([endpoint(rpc, ws)], patience=PATIENCE))
-        observatory = Observatory(CoordinatorClient(pool), named=named, events=events)
+        observatory = Observatory(CoordinatorClient(pool), named=run_id, events=events)
         await stack.enter_async_context(observatory.open())
         server = ObserverServer(observatory, most_viewers=most_viewers, names=names)
         port = await stack.enter_async_context(server.listening("127.0.0.1", 0))

@@ -90,23 +90,27 @@ class ScriptedMembers:
             await member.warmup_witness(seat, run.round_id)
         elif run.state.training and not bitmap.contains(run.current.attested, seat):
             judged = run.round(run.config.judged(run.current.height))
-            seen = judged.roster if judged is not None and judged.batch else 0
-            done = {seat: bytes([1]) * 32 for seat in bitmap.seats(seen)}
+            participation = judged.roster if judged is not None and judged.batch else 0
+            results = {seat: bytes([1]) * 32 for seat in bitmap.seats(participation)}
             marks = (
-                pack_fingerprints(done, judged.roster, run.current.salt)
-                if judged and seen
+                pack_fingerprints(results, judged.roster, run.current.salt)
+                if judged and participation
                 else bytes(320)
             )
             step = run.current.step
             loss = (
                 1.4 + 0.05 * tier + 4.2 * math.exp(-step / 12) + 0.06 * math.sin(step * (tier + 2))
             )
-            told = {"loss": loss, "tokens_per_sec": 5200.0 / (tier + 1), "bytes_per_sec": 90_000.0}
+            metadata = {
+                "loss": loss,
+                "tokens_per_sec": 5200.0 / (tier + 1),
+                "bytes_per_sec": 90_000.0,
+            }
             stated = step if self.states_steps is None else self.states_steps
-            await member.witness(seat, run.round_id, seen, marks, step=stated, **told)
+            await member.witness(seat, run.round_id, participation, marks, step=stated, **metadata)
         elif run.state is RunState.COOLDOWN:
-            found = await member.view(fresh=True)
-            levels = levels_to_attest(found.run, found.members, seat)
+            view = await member.view(fresh=True)
+            levels = levels_to_attest(view.run, view.members, seat)
             if levels:
                 await member.attest(
                     seat, run.round_id, {level: bytes([level + 1]) * 32 for level in levels}
@@ -155,15 +159,17 @@ async def show() -> None:
     rules = {"init_min_clients": 6, "rounds_per_epoch": 12, "cooldown_time": 6, "total_steps": 400}
     async with scripted_members(
         "demo", (0, 0, 1, 1, 1, 2, 2), name="Seven unequal computers", **rules
-    ) as found:
-        print(f"rpc={found.funded.network.rpc_url} ws={found.funded.network.ws_url}", flush=True)
-        await found.join()
+    ) as members:
+        print(
+            f"rpc={members.funded.network.rpc_url} ws={members.funded.network.ws_url}", flush=True
+        )
+        await members.join()
         while True:
-            run = await found.run()
-            await found.act(run)
+            run = await members.run()
+            await members.act(run)
             if run.state is RunState.COOLDOWN:
                 with contextlib.suppress(Refused):
-                    await found.join(stateless=False)
+                    await members.join(stateless=False)
             await asyncio.sleep(STEP_SECONDS)
 
 

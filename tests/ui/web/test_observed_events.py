@@ -86,18 +86,18 @@ async def test_observed_run_is_shown_from_events_without_chain(tmp_path: Path) -
         listed = (await viewer.json("/api/runs"))["list"]
         assert [(run["run_id"], run["on_chain"]) for run in listed["runs"]] == [("told", False)]
         assert "no Solana RPC endpoint" in listed["trouble"]
-        found = await viewer.json("/api/runs/told")
-        moment = found["now"]["moment"]
+        reply = await viewer.json("/api/runs/told")
+        moment = reply["now"]["moment"]
         assert (moment["state"], moment["step"], moment["total_steps"]) == ("cooldown", 8, 20)
         assert moment["source"] == "events"
-        then = await viewer.json(f"/api/runs/told/at/{found['past'][3]}")
+        then = await viewer.json(f"/api/runs/told/at/{reply['past'][3]}")
         assert (then["state"], then["round"], then["step"]) == ("round_train", 2, 2)
-        assert found["curves"]["loss"]["1"] == [
+        assert reply["curves"]["loss"]["1"] == [
             [step, pytest.approx(6.0 - step / 10)] for step in range(1, 5)
         ]
-        assert found["curves"]["sent"]["0"][-1] == [8, 8000]
-        assert found["curves"]["epochs"] == {"0": 1}
-        assert found["curves"]["marks"] == [[4, "Small222 tier 1 dropped"]]
+        assert reply["curves"]["sent"]["0"][-1] == [8, 8000]
+        assert reply["curves"]["epochs"] == {"0": 1}
+        assert reply["curves"]["marks"] == [[4, "Small222 tier 1 dropped"]]
 
 
 def of_run(created: int, loss: float) -> EventRecord:
@@ -136,19 +136,19 @@ def test_observed_records_of_forged_runs_are_bounded() -> None:
 
 
 def snapshots_from(records: list[EventRecord]) -> tuple[EventSnapshots, list[RunSnapshot]]:
-    found = EventSnapshots("told", Losses())
-    moments = [moment for one in records if (moment := found.take(one)) is not None]
-    return found, moments
+    snapshots = EventSnapshots("told", Losses())
+    moments = [moment for one in records if (moment := snapshots.take(one)) is not None]
+    return snapshots, moments
 
 
 def test_observed_events_of_several_members_merge() -> None:
-    found, moments = snapshots_from(Story().play().records)
+    snapshot, moments = snapshots_from(Story().play().records)
     assert [(moment.state, moment.round) for moment in moments] == [
         ("warmup", None),
         *(("round_train", height) for height in range(8)),
         ("cooldown", None),
     ]
-    big, small = found.members.values()
+    big, small = snapshot.members.values()
     assert (big.seat, big.tier, big.weight, big.takes_part, big.seen) == (
         0,
         0,
@@ -160,17 +160,17 @@ def test_observed_events_of_several_members_merge() -> None:
 
 
 def test_observed_forged_members_are_limited_and_names_cut() -> None:
-    found = EventSnapshots("told", Losses())
+    snapshots = EventSnapshots("told", Losses())
     for member in range(3000):
         origin = EventOrigin("told", f"{member}".ljust(100_000, "x"), 1 << 200, "")
-        found.take(
+        snapshots.take(
             EventRecord(
                 NOON, origin, sample_event("trained", step=member, loss=1.0, tokens=1), Path("x")
             )
         )
-    assert len(found.members) == 1024
-    assert max(map(len, found.members)) <= 64
-    assert found.event_count == 1024
+    assert len(snapshots.members) == 1024
+    assert max(map(len, snapshots.members)) <= 64
+    assert snapshots.event_count == 1024
 
 
 def test_observed_curves_are_bounded_and_keep_their_means() -> None:
@@ -233,7 +233,7 @@ def test_snapshot_history_between_two_returns_earlier() -> None:
     for at in (20, 10, 10):
         past.keep(moment(at))
     assert past.times() == [10, 20]
-    for asked, epoch in ((0, 10), (10, 10), (19, 10), (20, 20), (99, 20)):
-        found = past.before(asked)
-        assert found is not None
-        assert f'"epoch":{epoch},'.encode() in found
+    for position, epoch in ((0, 10), (10, 10), (19, 10), (20, 20), (99, 20)):
+        snapshot = past.before(position)
+        assert snapshot is not None
+        assert f'"epoch":{epoch},'.encode() in snapshot

@@ -48,8 +48,8 @@ AT = "%3Cb%3E%26a%2Fb"
 async def scripted() -> AsyncIterator[ScriptedMembers]:
     async with scripted_members(
         RUN, (0, 1, 2), name=EVIL, slot_ms=200, init_min_clients=3, rounds_per_epoch=4
-    ) as found:
-        yield found
+    ) as members:
+        yield members
 
 
 def enough_transactions(message: Any) -> bool:
@@ -111,11 +111,11 @@ async def test_observer_run_equals_chain_state(scripted: ScriptedMembers) -> Non
         async with viewer.live(f"/live/{AT}") as socket:
             await scripted.reach(RunState.ROUND_TRAIN, RunState.ROUND_WITNESS, height=1)
             await until(socket, state_is("round_train"))
-            found = await until(
+            message = await until(
                 socket,
                 lambda message: "now" in message and message["now"]["costs"]["transactions"] > 10,
             )
-    now = found["now"]
+    now = message["now"]
     moment = now["moment"]
     assert (moment["name"], moment["description"], moment["total_steps"]) == (
         EVIL,
@@ -140,13 +140,13 @@ async def test_losses_without_events_come_from_attestations(scripted: ScriptedMe
         await scripted.join()
         async with viewer.live(f"/live/{AT}") as socket:
             await scripted.reach(RunState.ROUND_TRAIN, height=2)
-            found = await until(
+            message = await until(
                 socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3
             )
-    for tier, points in found["curves"]["loss"].items():
+    for tier, points in message["curves"]["loss"].items():
         assert points[0][0] == 1
         assert points[0][1] == pytest.approx(5.3, abs=0.3), tier
-    assert found["curves"]["epochs"] == {"0": 1}
+    assert message["curves"]["epochs"] == {"0": 1}
 
 
 async def test_observer_step_beyond_run_is_not_charted(scripted: ScriptedMembers) -> None:
@@ -157,11 +157,11 @@ async def test_observer_step_beyond_run_is_not_charted(scripted: ScriptedMembers
             await scripted.reach(RunState.ROUND_TRAIN, height=1)
             scripted.states_steps = None
             await scripted.reach(RunState.ROUND_TRAIN, height=3)
-            found = await until(
+            message = await until(
                 socket, lambda message: len(message.get("curves", {}).get("loss", {})) == 3
             )
-    assert all(step <= 8 for points in found["curves"]["loss"].values() for step, _ in points)
-    assert set(found["curves"]["epochs"].values()) <= set(range(8))
+    assert all(step <= 8 for points in message["curves"]["loss"].values() for step, _ in points)
+    assert set(message["curves"]["epochs"].values()) <= set(range(8))
 
 
 async def test_observer_transaction_is_pushed_and_kept_in_history(
@@ -242,9 +242,9 @@ async def test_observer_unknown_run_is_404(scripted: ScriptedMembers) -> None:
         status, answer = await viewer.answer("/api/runs/nowhere")
         assert (status, answer["now"]["trouble"][:25]) == (404, "there is no run 'nowhere'")
         async with viewer.live("/live/nowhere") as socket:
-            found = await until(socket, lambda message: message.get("now", {}).get("trouble"))
-    assert "there is no run 'nowhere'" in found["now"]["trouble"]
-    assert found["now"]["moment"] is None
+            message = await until(socket, lambda message: message.get("now", {}).get("trouble"))
+    assert "there is no run 'nowhere'" in message["now"]["trouble"]
+    assert message["now"]["moment"] is None
 
 
 async def test_observer_of_dead_node_answers_503_and_warns(
@@ -263,7 +263,7 @@ async def test_observer_followed_runs_are_limited(
     monkeypatch.setattr(observatory, "MOST_RUNS", 2)
     for name in ("second", "third"):
         await scripted.funded.coordinator.create_run(name)
-    async with observed_there(scripted, named=RUN) as viewer:
+    async with observed_there(scripted, run_id=RUN) as viewer:
         async with viewer.live("/live/second") as socket:
             await until(socket, state_is("uninitialized"))
             assert await viewer.status("/api/runs/third") == 503, (
@@ -287,7 +287,7 @@ async def test_observer_after_network_outage_recovers(
         async with RpcPool([endpoint(network.rpc_url, network.ws_url)]) as pool:
             await FundedNetwork(network, pool, wallet).open_run("steady")
             async with (
-                observing(network.rpc_url, network.ws_url, named="steady") as viewer,
+                observing(network.rpc_url, network.ws_url, run_id="steady") as viewer,
                 viewer.live("/live/steady") as socket,
             ):
                 await until(socket, state_is("waiting_for_members"))
@@ -315,8 +315,14 @@ async def test_observer_events_directory_may_appear_later(
         assert "told later" not in await viewer.text("/api/runs")
         place.mkdir()
         at = {"at": "2026-01-02T03:04:05.000+00:00", "t": 0.0}
-        told = {"kind": "started", "run_id": "told later", "tier": 0, "wallet": "w", "version": "1"}
-        (place / "a.jsonl").write_text(json.dumps(at | told) + "\n")
+        event = {
+            "kind": "started",
+            "run_id": "told later",
+            "tier": 0,
+            "wallet": "w",
+            "version": "1",
+        }
+        (place / "a.jsonl").write_text(json.dumps(at | event) + "\n")
         async with asyncio.timeout(60):
             while "told later" not in await viewer.text("/api/runs"):
                 await asyncio.sleep(0.5)
@@ -397,8 +403,8 @@ async def test_observe_with_open_viewers_ends_on_ctrl_c(
     process = await asyncio.create_subprocess_exec(*started, stdout=PIPE, stderr=PIPE)
     assert process.stdout is not None
     assert process.stderr is not None
-    said = (await process.stdout.readuntil(b"}\n")).decode()
-    url, _, page = json.loads(said)["url"].partition("/run/")
+    line = (await process.stdout.readuntil(b"}\n")).decode()
+    url, _, page = json.loads(line)["url"].partition("/run/")
     assert page == AT
     async with ClientSession() as session, Viewer(url, session).live(f"/live/{AT}") as socket:
         await until(socket, state_is("waiting_for_members"))

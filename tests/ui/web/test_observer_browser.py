@@ -73,8 +73,8 @@ class Browser:
         )
 
     def complaints(self) -> list[Any]:
-        found: list[Any] = self.driver.get_log("browser")
-        return found
+        entries: list[Any] = self.driver.get_log("browser")
+        return entries
 
 
 def chromium(profile: Path) -> Options:
@@ -105,7 +105,7 @@ def text(selector: str) -> str:
     return f"(document.querySelector({selector!r})?.textContent ?? '')"
 
 
-async def shown(scripted: ScriptedMembers, browser: Browser, url: str) -> None:
+async def check_page(scripted: ScriptedMembers, browser: Browser, url: str) -> None:
     """Go from the list to the run's page, which shows strangers' text as plain text."""
     await browser.open(url)
     await browser.until("document.querySelectorAll('.runs li').length === 1")
@@ -127,11 +127,11 @@ async def test_observer_page_works_in_browser(browser: Browser) -> None:
     async with (
         scripted_members("shown", (0, 1, 2), name=EVIL, **rules) as scripted,
         observing(
-            scripted.funded.network.rpc_url, scripted.funded.network.ws_url, named="shown"
+            scripted.funded.network.rpc_url, scripted.funded.network.ws_url, run_id="shown"
         ) as viewer,
     ):
         await browser.look("light", 1280)
-        await shown(scripted, browser, f"{viewer.url}/")
+        await check_page(scripted, browser, f"{viewer.url}/")
 
         # Live updates: members join and rounds pass without a reload of the page.
         await scripted.join()

@@ -44,8 +44,8 @@ class DeepseekDecoder(nn.Module):
         self.config = config
         blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
-        kept = config.shape(tier)
-        widths = {layer: kept.of_layer(layer)[0] for layer in kept.layers}
+        shape = config.shape(tier)
+        widths = {layer: shape.of_layer(layer)[0] for layer in shape.layers}
         self.layers = nn.ModuleDict(
             {str(layer): DeepseekLayer(config, width, layer) for layer, width in widths.items()}
         )
@@ -184,10 +184,10 @@ class Gate(nn.Module):
         if allowed < groups:
             grouped = scores.unflatten(-1, (groups, -1))  # [N, groups, E / groups]
             strength = grouped.topk(best, -1).values.sum(-1)  # ties do not change the values
-            kept = torch.zeros_like(strength, dtype=torch.bool).scatter(
+            mask = torch.zeros_like(strength, dtype=torch.bool).scatter(
                 1, _highest(strength, allowed), True
             )
-            scores = grouped.masked_fill(~kept.unsqueeze(-1), below).flatten(1)
+            scores = grouped.masked_fill(~mask.unsqueeze(-1), below).flatten(1)
         return _highest(scores, self.config.num_experts_per_tok)
 
 
@@ -215,8 +215,8 @@ class Experts(nn.Module):
         for number, expert in enumerate(self.experts):
             # rows are unique: a token takes an expert once
             rows, places = (chosen == number).nonzero(as_tuple=True)
-            found = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
-            out = out.index_add(0, rows, found.to(out.dtype))
+            output = expert(tokens[rows]) * weights[rows, places].unsqueeze(-1)
+            out = out.index_add(0, rows, output.to(out.dtype))
         both: Tensor = self.made(out.view_as(hidden) + self.shared_experts(self.given(hidden)))
         return both
 

@@ -112,15 +112,15 @@ class DeepseekShape(ScaledConfig):
         """Return the hidden units of the widest dense layer, or the file's value if no layer is
         dense.
         """
-        held = max(self.shape(tier).intermediate_size)
-        return held or (
+        widest = max(self.shape(tier).intermediate_size)
+        return widest or (
             self.intermediate_size if self.matformer_tiers else ModelConfig.width(self, tier)
         )
 
     def expert_width(self, tier: int) -> int:
         """Return the hidden units of the widest expert of a tier."""
-        held = max(self.shape(tier).moe_intermediate_size)
-        return held or self.moe_intermediate_size >> (0 if self.matformer_tiers else tier)
+        widest = max(self.shape(tier).moe_intermediate_size)
+        return widest or self.moe_intermediate_size >> (0 if self.matformer_tiers else tier)
 
     def _sizes(self, tier: int) -> dict[str, int]:
         shape = self.shape(tier)
@@ -134,12 +134,12 @@ class DeepseekShape(ScaledConfig):
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Cut heads and hidden units of dense layers and experts. Ranks share the rest."""
-        held = self.shape(tier)
+        shape = self.shape(tier)
         units = self.ELASTIC_DIMS
         divided = {
             "heads": (self.num_attention_heads,),
-            "hidden units": held.intermediate_size,
-            "hidden units of an expert": held.moe_intermediate_size,
+            "hidden units": shape.intermediate_size,
+            "hidden units of an expert": shape.moe_intermediate_size,
         }
         return TensorPlan(
             {**self.HEAD_DIMS, **{f"mlp.{name}": dim for name, dim in units.items()}},
@@ -167,13 +167,13 @@ class DeepseekShape(ScaledConfig):
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a tier-k replica. A tied output head has no tensor."""
         hidden = self.hidden_size
-        kept = self.shape(tier)
+        shape = self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, hidden)
         }
-        for layer in kept.layers:
+        for layer in shape.layers:
             prefix = f"model.layers.{layer}."
-            width, _ = kept.of_layer(layer)
+            width, _ = shape.of_layer(layer)
             shapes |= {
                 prefix + "input_layernorm.weight": (hidden,),
                 prefix + "post_attention_layernorm.weight": (hidden,),

@@ -32,8 +32,10 @@ class HfAuto(LanguageModel):
         """Return a network on these tensors (no copy). Raises RuntimeError if they do not fit."""
         model = cls(config, tier)
         inner: Any = model._inner
-        wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        if wanted != {name: tuple(tensor.shape) for name, tensor in params.items()}:
+        expected_shapes = {
+            name: tuple(parameter.shape) for name, parameter in model.named_parameters()
+        }
+        if expected_shapes != {name: tuple(tensor.shape) for name, tensor in params.items()}:
             raise RuntimeError("names or shapes of the tensors do not match this network")
         # a tied tensor has one name here
         inner.load_state_dict(dict(params), strict=False, assign=True)

@@ -65,10 +65,10 @@ class HfAutoConfig(ModelConfig):
 
     @model_validator(mode="after")
     def _width_is_the_documents(self) -> Self:
-        found = width_of(self.document)
-        if found is not None and found[1] != self.intermediate_size:
+        key_and_width = width_of(self.document)
+        if key_and_width is not None and key_and_width[1] != self.intermediate_size:
             raise ValueError(
-                f"intermediate_size {self.intermediate_size} differs from the document's {found[1]}"
+                f"intermediate_size {self.intermediate_size} differs from the document's {key_and_width[1]}"
             )
         return self
 
@@ -193,19 +193,19 @@ class HfAutoConfig(ModelConfig):
 def _whole(parsed: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str, int]:
     """Return the full model's document and width. Raises ModelConfigError."""
     document = canonical(parsed)
-    found = width_of(canonical(parsed))
+    key_and_width = width_of(canonical(parsed))
     tier = 0
     base = 0
     if hf_config.get("matformer_tier") or hf_config.get("matformer_base_intermediate_size"):
         tier, base = stored_tier(hf_config)
-    if found is None:
+    if key_and_width is None:
         if tier:
             raise ModelConfigError(
                 f"config.json: matformer_tier is {tier}, but this model has no tiers",
                 "Name the full checkpoint",
             )
         return document, _of_text(document, _width_of_text)
-    key, width = found
+    key, width = key_and_width
     if tier and width << tier != base:
         raise ModelConfigError(
             f"config.json: {key} {width} is not matformer_base_intermediate_size {base} / 2^{tier}",
@@ -213,15 +213,15 @@ def _whole(parsed: Mapping[str, Any], hf_config: Mapping[str, Any]) -> tuple[str
         )
     whole = base if tier else width
     # a tier's file has both
-    kept = {name: value for name, value in parsed.items() if name != "intermediate_size"}
-    return canonical(kept | {key: whole}), whole
+    rest = {name: value for name, value in parsed.items() if name != "intermediate_size"}
+    return canonical(rest | {key: whole}), whole
 
 
-def _of_text(document: str, asked: Callable[[Any], T]) -> T:
+def _of_text(document: str, read: Callable[[Any], T]) -> T:
     """Return a value of a model's text config. Raises ModelConfigError if it has none."""
     config = config_of_document(document)
     try:
-        return asked(config.get_text_config())
+        return read(config.get_text_config())
     except Exception as error:  # every model type has its own config code, which may raise anything
         raise ModelConfigError(
             f"config.json: transformers finds no sizes of a text model in it: {short_repr(str(error))}",

@@ -304,12 +304,12 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
 
     network = _shapes_alone(document)
     cuts = _Bounded("tensors in its files", _CUTS)
-    held = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    names = {tensor.untyped_storage()._cdata: name for name, tensor in held.items()}
+    tensors = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    names = {tensor.untyped_storage()._cdata: name for name, tensor in tensors.items()}
     try:
         with torch.no_grad(), Views():  # type: ignore[no-untyped-call]
-            filed = revert_weight_conversion(network, dict(held))
-        made = {
+            filed = revert_weight_conversion(network, dict(tensors))
+        file_tensors = {
             listed: FileTensor(
                 names[part.untyped_storage()._cdata],
                 tuple(part.shape),
@@ -325,18 +325,18 @@ def pieces_of(document: str) -> Mapping[str, FileTensor]:
             f"config.json: transformers changes this model's weights when it saves them: {short_repr(str(error))}",
             "Use another model",
         ) from None
-    numbers = dict.fromkeys(held, 0)
-    for piece in made.values():
+    numbers = dict.fromkeys(tensors, 0)
+    for piece in file_tensors.values():
         numbers[piece.name] += math.prod(piece.shape)
-    if any(held[name].numel() != count for name, count in numbers.items()):
+    if any(tensors[name].numel() != count for name, count in numbers.items()):
         raise ModelConfigError(
             "config.json: transformers does not save all of this model's weights",
             "Use another model",
         )
-    whole = {name: (name, tuple(tensor.shape)) for name, tensor in held.items()}
+    whole = {name: (name, tuple(tensor.shape)) for name, tensor in tensors.items()}
     return {
         listed: piece
-        for listed, piece in made.items()
+        for listed, piece in file_tensors.items()
         if whole.get(listed) != (piece.name, piece.shape)
     }
 
@@ -397,18 +397,18 @@ def _width_key(model_type: str) -> str | None:
 
 def with_width(document: str, width: int) -> str:
     """Return the document of the same model with narrower or wider feed-forwards."""
-    found = width_of(document)
-    assert found is not None
-    return canonical(json.loads(document) | {found[0]: width})
+    key_and_width = width_of(document)
+    assert key_and_width is not None
+    return canonical(json.loads(document) | {key_and_width[0]: width})
 
 
 @lru_cache(maxsize=8)
 def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
     """Return the cut dimension of each feed-forward tensor, or why there are no tiers."""
-    found = width_of(document)
-    if found is None or found[1] < 2:
+    key_and_width = width_of(document)
+    if key_and_width is None or key_and_width[1] < 2:
         return "its config.json has no feed-forward width that can be halved"
-    key, width = found
+    key, width = key_and_width
     try:
         whole = shapes_of(document)
         part = shapes_of(with_width(document, width // 2))
@@ -418,10 +418,11 @@ def cuts_of(document: str) -> Mapping[str, Literal[0, 1]] | str:
     dims: dict[str, Literal[0, 1]] = {}
     either: tuple[Literal[0, 1], ...] = (0, 1)
     for name, shape in whole.items():
-        if (held := part.get(name)) == shape:
+        if (part_shape := part.get(name)) == shape:
             continue
         dim = next(
-            (dim for dim in either if held == (*shape[:dim], width // 2, *shape[dim + 1 :])), None
+            (dim for dim in either if part_shape == (*shape[:dim], width // 2, *shape[dim + 1 :])),
+            None,
         )
         if (
             dim is None

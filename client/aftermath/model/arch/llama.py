@@ -36,12 +36,12 @@ class LlamaDecoder(nn.Module):
     def __init__(self, config: LlamaConfig, tier: int) -> None:
         super().__init__()
         self.config = config
-        kept = config.shape(tier)
+        shape = config.shape(tier)
         # [V, D]; torch's own init imports its compiler
         blank = torch.empty(config.vocab_size, config.hidden_size)
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         self.layers = nn.ModuleDict(
-            {str(layer): LlamaLayer(config, *kept.of_layer(layer)) for layer in kept.layers}
+            {str(layer): LlamaLayer(config, *shape.of_layer(layer)) for layer in shape.layers}
         )
         self.norm = _norm(config)
         self._rotation = Rotation(partial(scaled_rotary, config, config.head_dim))

@@ -136,13 +136,13 @@ class LlamaConfig(ScaledConfig):
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a tier-k replica. A tied output head has no tensor."""
         hidden = self.hidden_size
-        kept = self.shape(tier)
+        shape = self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, hidden)
         }
-        for layer in kept.layers:
+        for layer in shape.layers:
             prefix = f"model.layers.{layer}."
-            ffn, heads = kept.of_layer(layer)
+            ffn, heads = shape.of_layer(layer)
             keys = heads * self.head_dim
             queries = keys * (self.num_attention_heads // self.num_key_value_heads)
             shapes |= {

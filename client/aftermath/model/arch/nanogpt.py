@@ -42,7 +42,7 @@ class NanoGPTDecoder(nn.Module):
     def __init__(self, config: NanoGPTConfig, tier: int) -> None:
         super().__init__()
         self.config = config
-        kept = config.shape(tier)
+        shape = config.shape(tier)
         self.embed_tokens = _table(config.vocab_size, config.hidden_size)
         if tables := config.value_tables(tier):
             self.value_embeds = nn.ModuleDict(
@@ -55,8 +55,8 @@ class NanoGPTDecoder(nn.Module):
             self.skip_lambdas = nn.Parameter(torch.empty(config.skips))
         self.layers = nn.ModuleDict(
             {
-                str(number): NanoGPTLayer(config, *kept.of_layer(number), number)
-                for number in kept.layers
+                str(number): NanoGPTLayer(config, *shape.of_layer(number), number)
+                for number in shape.layers
             }
         )
 

@@ -114,11 +114,11 @@ class NanoGPTConfig(TransformerConfig):
     # its widest layer that uses the table.
     def value_tables(self, tier: int) -> dict[int, int]:
         """Return the tables of a tier by number, with the number of heads that they cover."""
-        kept = self.shape(tier)
+        shape = self.shape(tier)
         tables = dict[int, int]()
-        for layer in kept.layers:
+        for layer in shape.layers:
             if (table := self.value_table(layer)) is not None:
-                tables[table] = max(tables.get(table, 0), kept.of_layer(layer)[1])
+                tables[table] = max(tables.get(table, 0), shape.of_layer(layer)[1])
         return dict(sorted(tables.items()))
 
     # A skipped layer returns its input, and its mirror image receives that input. So every kept
@@ -137,7 +137,7 @@ class NanoGPTConfig(TransformerConfig):
     def parameter_shapes(self, tier: int = 0) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of a tier, which depends on the options."""
         hidden = self.hidden_size
-        kept = self.shape(tier)
+        shape = self.shape(tier)
         shapes: dict[str, tuple[int, ...]] = {
             "model.embed_tokens.weight": (self.vocab_size, hidden)
         }
@@ -145,9 +145,9 @@ class NanoGPTConfig(TransformerConfig):
             shapes[f"model.value_embeds.{table}.weight"] = (self.vocab_size, heads * self.head_dim)
         if self.has_skips(tier):
             shapes["model.skip_lambdas"] = (self.skips,)
-        for layer in kept.layers:
+        for layer in shape.layers:
             prefix = f"model.layers.{layer}."
-            ffn, heads = kept.of_layer(layer)
+            ffn, heads = shape.of_layer(layer)
             values = heads * self.head_dim
             if self.x0_residual:
                 shapes |= {prefix + "residual_lambda": (1,), prefix + "x0_lambda": (1,)}

@@ -60,18 +60,18 @@ def rope_table(hf_config: Mapping[str, Any], longest: int) -> dict[str, Any]:
     `longest` is the model's `max_position_embeddings`, the default of the original length. Raises
     ModelConfigError for contradicting tables and unsupported types.
     """
-    found = [
+    tables = [
         _plain(hf_config, key, longest)
         for key in ("rope_scaling", "rope_parameters")
         if hf_config.get(key)
     ]
-    if len(found) == 2 and found[0] != found[1]:
+    if len(tables) == 2 and tables[0] != tables[1]:
         raise ModelConfigError(
             "config.json: rope_parameters and rope_scaling contradict each other",
             "Remove one of the two tables",
         )
-    if found:
-        return found[0]
+    if tables:
+        return tables[0]
     theta = hf_config.get("rope_theta")
     return {"rope_type": "default"} | ({"rope_theta": theta} if theta is not None else {})
 
@@ -131,11 +131,11 @@ def _plain(hf_config: Mapping[str, Any], key: str, longest: int) -> dict[str, An
             raise ModelConfigError(
                 f"config.json: {key} of type {kind} has no {name}", "Use the published file"
             )
-    kept = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
-    found = {name: value for name, value in present.items() if name in kept}
-    for name, value in found.items():
+    allowed_keys = {"rope_type", "rope_theta", *needed, *_MAY.get(kind, ())}
+    plain_table = {name: value for name, value in present.items() if name in allowed_keys}
+    for name, value in plain_table.items():
         _require_number(key, name, value)
-    return found
+    return plain_table
 
 
 def _require_number(key: str, name: str, value: object) -> None:

@@ -59,10 +59,10 @@ class Rotation:
         self._key = (-1, torch.device("cpu"))
         self._tables: tuple[Tensor, Tensor] | None = None
 
-    def after(self, seen: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Return cosine and sine [T, K] of `length` tokens that follow `seen` others."""
-        cosine, sine = self.of(seen + length, device)
-        return cosine[seen:], sine[seen:]
+    def after(self, position: int, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return cosine and sine [T, K] of `length` tokens after the first `position` ones."""
+        cosine, sine = self.of(position + length, device)
+        return cosine[position:], sine[position:]
 
     def of(self, length: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return cosine and sine [T, K]."""

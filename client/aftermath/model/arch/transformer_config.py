@@ -177,18 +177,18 @@ class TransformerConfig(ModelConfig):
 
     def tensor_plan(self, tier: int) -> TensorPlan | str:
         """Cut along heads and hidden units."""
-        held = self.shape(tier)  # query heads are a multiple of the key heads
+        shape = self.shape(tier)  # query heads are a multiple of the key heads
         divided = {
-            "key/value heads": held.num_key_value_heads,
-            "hidden units": held.intermediate_size,
+            "key/value heads": shape.num_key_value_heads,
+            "hidden units": shape.intermediate_size,
         }
         return TensorPlan({**self.HEAD_DIMS, **self.ELASTIC_DIMS}, divided, self.PARTIAL)
 
     def stored_name(self, name: str, tier: int) -> str:
         """Return the name with the layer renumbered: a tier's files number its layers from 0."""
-        if not tier or not (found := _LAYER.match(name)):
+        if not tier or not (match := _LAYER.match(name)):
             return name
-        return f"{found[1]}{self.shape(tier).layers.index(int(found[2]))}{found[3]}"
+        return f"{match[1]}{self.shape(tier).layers.index(int(match[2]))}{match[3]}"
 
     def common_hf(self, tier: int) -> dict[str, Any]:
         """Return all fields of a tier, with the keys that describe the full model."""
@@ -202,12 +202,12 @@ class TransformerConfig(ModelConfig):
     def agreed(self, hf_config: Mapping[str, Any]) -> Self:
         """Return this config if a tier's file agrees with it. Raises ModelConfigError."""
         tier, _ = stored_tier(hf_config)
-        held = (
+        fields = (
             self._sizes(tier) | {"intermediate_size": self.width(tier)}
             if self.matformer_tiers
             else {}
         )
-        for key, size in held.items():
+        for key, size in fields.items():
             if hf_config.get(key, size) != size:
                 raise ModelConfigError(
                     f"config.json: {key} is {short_repr(hf_config[key])}, but {size} according to {KEY}",
@@ -282,8 +282,8 @@ def _refuse_other_functions(hf_config: Mapping[str, Any], activations: tuple[str
             )
 
 
-def _unsupported(key: str, value: object, wanted: object) -> ModelConfigError:
-    fix = f"Remove {key}" if wanted is None else f"This client supports only {key} {wanted!r}"
+def _unsupported(key: str, value: object, required: object) -> ModelConfigError:
+    fix = f"Remove {key}" if required is None else f"This client supports only {key} {required!r}"
     return ModelConfigError(f"config.json: {key} {short_repr(value)} is not supported", fix)
 
 

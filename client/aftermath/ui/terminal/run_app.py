@@ -64,15 +64,15 @@ class RunApp(Tabbed):
     def _draw_members(self) -> None:
         status = self._board.status
         started = self._board.of(event_types.MemberStarted)
-        shown: Table = (COLUMNS, {})
+        content: Table = (COLUMNS, {})
         if status is not None:
             room = self.size.width - (
                 _SCROLLBAR if len(status.members) > self.size.height - _AROUND else 0
             )
-            shown = table(
+            content = table(
                 status, self._board.connected, started.wallet if started is not None else None, room
             )
-        self.bottom.query_one(KeyedTable).show(*shown)
+        self.bottom.query_one(KeyedTable).show(*content)
 
 
 _WALLET = 8  # characters of a shortened wallet
@@ -110,14 +110,14 @@ def table(
             "here": "yes" if here is not None and member.signer in here else "no",
         }
     for cut, without in _FORMS:
-        named = tuple(name for name in columns if name not in without)
+        names = tuple(name for name in columns if name not in without)
         cells = {
-            seat: [printable(_cell(name, row[name], cut)) for name in named]
+            seat: [printable(_cell(name, row[name], cut)) for name in names]
             for seat, row in rows.items()
         }
-        if _width(named, cells.values()) <= room:
+        if _width(names, cells.values()) <= room:
             break
-    return named, cells
+    return names, cells
 
 
 def _cell(name: str, text: str, cut: int) -> str:
@@ -129,7 +129,7 @@ def _cell(name: str, text: str, cut: int) -> str:
     return text
 
 
-def _width(named: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
+def _width(names: Sequence[str], rows: Iterable[Sequence[str]]) -> int:
     return sum(
-        _CELL_PADDING + max(map(cell_len, column)) for column in zip(named, *rows, strict=True)
+        _CELL_PADDING + max(map(cell_len, column)) for column in zip(names, *rows, strict=True)
     )

@@ -184,12 +184,12 @@ class Screen:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        shown = self._open
+        was_open = self._open
         with self._changed:
             self._closing = True
             self._changed.notify()
         self._over()
-        if shown and self._opening.role == "member":
+        if was_open and self._opening.role == "member":
             self._console.print(
                 f"run {self._opening.run_id}: {self._progress.text()}",
                 highlight=False,

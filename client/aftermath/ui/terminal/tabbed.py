@@ -159,7 +159,7 @@ class Tabbed(App[None]):
         if self.leaving:
             self._say_so()
         elif self._role == "member":  # the member may ask for a second Ctrl-C instead
-            self._say_so(shown=False)
+            self._say_so(visible=False)
         self.draw_tab(self._active)
 
     # --- keys ---
@@ -169,9 +169,9 @@ class Tabbed(App[None]):
         self._say_so()
         self._leave()
 
-    def _say_so(self, *, shown: bool = True) -> None:
-        self.bottom.query_one("#said").display = shown
-        self.bottom.query_one(Footer).display = not shown
+    def _say_so(self, *, visible: bool = True) -> None:
+        self.bottom.query_one("#said").display = visible
+        self.bottom.query_one(Footer).display = not visible
 
     def action_turn(self, by: int) -> None:
         """Select the next tab, or the previous one."""

@@ -79,27 +79,27 @@ class RunSnapshot(msgspec.Struct, frozen=True, omit_defaults=True):
     levels: tuple[LevelSnapshot, ...] = ()
 
 
-def snapshot_of(found: RunStatus, at: int, figures: Mapping[str, Figures]) -> RunSnapshot:
+def snapshot_of(status: RunStatus, at: int, figures: Mapping[str, Figures]) -> RunSnapshot:
     """Return the snapshot of a status, with the members' figures by wallet."""
     return RunSnapshot(
         at=at,
         source="chain",
-        run_id=found.run_id,
-        name=found.name,
-        description=found.description,
-        state=found.state.name.lower(),
-        since=found.since,
-        epoch=found.epoch,
-        round=found.round,
-        step=found.step,
-        total_steps=found.total_steps,
-        left=found.left,
-        deadline=found.deadline,
-        waits=found.waits,
-        tokens_per_second=found.tokens_per_second,
-        members=tuple(_member(member, figures) for member in found.members),
+        run_id=status.run_id,
+        name=status.name,
+        description=status.description,
+        state=status.state.name.lower(),
+        since=status.since,
+        epoch=status.epoch,
+        round=status.round,
+        step=status.step,
+        total_steps=status.total_steps,
+        left=status.left,
+        deadline=status.deadline,
+        waits=status.waits,
+        tokens_per_second=status.tokens_per_second,
+        members=tuple(_member(member, figures) for member in status.members),
         levels=tuple(
-            LevelSnapshot(one.level, one.holders, one.attested, one.lost) for one in found.levels
+            LevelSnapshot(one.level, one.holders, one.attested, one.lost) for one in status.levels
         ),
     )
 
