@@ -35,7 +35,7 @@ class AuditedRun:
         count = established + rng.choice((0, 0, 1, 2, 3))
         self.tiers = {seat: rng.choice((0, 0, 0, 1, 2)) if seat else 0 for seat in range(count)}
         self.run = Scenario(World()).start(
-            init_min_clients=count,
+            init_min_clients=3,
             verification_percent=rng.choice((20, 60, 100)),
             overlap=rng.randint(0, 1),
             rounds_per_epoch=rng.randint(3, 6),
@@ -136,6 +136,8 @@ class AuditedRun:
             while self.state.state.training:
                 self.round()
             self.cool_down()
+            if self.state.epoch <= epoch:
+                raise InvariantBroken(f"epoch {epoch} has not ended: {self.state}")
 
     def begin_epoch(self) -> None:
         for seat, tier in self.tiers.items():
