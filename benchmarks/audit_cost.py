@@ -141,7 +141,7 @@ def main() -> None:
     )
     parser.add_argument("--before", default=BEFORE, metavar="COMMIT")
     parser.add_argument("--percents", type=int, nargs="+", default=[0, 6])
-    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--repetitions", type=int, default=2)
     parser.add_argument("--once", type=int, metavar="PERCENT", help="print the figures of one run")
     parser.add_argument(
         "--keep", action="store_true", help="write benchmarks/measured/audit-cost.json"

@@ -266,6 +266,21 @@ DIFFERENCES = {
 }
 
 
+def repeating_bf16() -> str:
+    """Return what differs between bf16 passes of one CPU, and how fast members with audits are."""
+    spread = figures("spread-bf16")
+    cases = [next(iter(spread[name].values()))["kept"] for name in ("adamw", "muon")]
+    assert all(case[key]["equal"] for case in cases for key in ("again", "threads"))
+    adamw, muon = (case["micro"]["whole"] for case in cases)
+    over = figures("audit-cost")["over_before"]
+    speeds = " and ".join(f"{ratio:.2f} with {percent}% audits" for percent, ratio in over.items())
+    return (
+        f"In bf16 on a CPU, one and two threads compute equal bits. Half the micro-batch differs by "
+        f"{adamw:.2g} (AdamW) and {muon:.2g} (Muon). Tokens per CPU second of members, over those of "
+        f"code that keeps nothing for audits: {speeds}."
+    )
+
+
 def recomputing() -> str:
     """Return how far two computations of one pseudo-gradient are apart, and the cost of roots."""
     spread = figures("spread")
@@ -278,7 +293,8 @@ def recomputing() -> str:
         "Each cell is the norm of the difference divided by the norm of the pseudo-gradient (H200,\n"
         "30 inner steps, fp32). Hashing the private state takes at most "
         f"{roots['cpu_of_round']:.2%} of the CPU time of a round. Copying it takes\n"
-        f"{roots['copy_cpu_of_round']:.2%} (8.5 M parameters, CPU)."
+        f"{roots['copy_cpu_of_round']:.2%} (8.5 M parameters, CPU).\n\n"
+        f"{repeating_bf16()}"
     )
     return f"{table(('what differs', 'AdamW inside', 'Muon inside'), rows)}\n\n{note}"
 
@@ -371,7 +387,7 @@ SECTIONS: dict[str, tuple[Sequence[str], Callable[[], str]]] = {
     "On a GPU": (["gpu"], gpu),
     "Several devices": (["ranks"], several_devices),
     "Threads on a shared CPU": (["spinning"], threads),
-    "Recomputing a result": (["spread", "roots"], recomputing),
+    "Recomputing a result": (["spread", "spread-bf16", "roots", "audit-cost"], recomputing),
     "A small tier as draft model": (["draft"], drafts),
     "Attacks": (["hostile"], attacks),
     "Steps of realistic length": (["worth"], realistic),

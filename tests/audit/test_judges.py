@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from aftermath.audit import judges
-from aftermath.audit.judges import why_not_judge
+from aftermath.optim.schema import Schema
 from aftermath.rules.announcements import PassSettings
 from aftermath.rules.fields import Products
 from audit.audited_rounds import last_share
@@ -20,6 +20,10 @@ KINDS = {CPU: "a CPU", CUDA: "a GPU"}
 def _devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judges, "device_kind", KINDS.__getitem__)
     monkeypatch.setattr(judges, "has_bf16", lambda device: True)
+
+
+def why_not_judge(claimed: PassSettings, schema: Schema, own: torch.device) -> str | None:
+    return judges.why_not_judge(claimed, schema, own, compiles=False)
 
 
 def claim(products: Products, steps: Products, device: str) -> PassSettings:
@@ -38,6 +42,15 @@ def test_same_kind_of_device_judges_bf16_products() -> None:
     schema = last_share("adamw").share.schema
     assert why_not_judge(claim("bf16", "fp32", "a GPU"), schema, CUDA) is None
     assert why_not_judge(claim("bf16", "fp32", "a CPU"), schema, CPU) is None
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_only_members_that_compile_judge_compiled_bf16(compiles: bool) -> None:
+    schema = last_share("adamw").share.schema
+    for products, can in (("fp32", True), ("bf16", compiles)):
+        claimed = claim(products, "fp32", "a GPU")._replace(compiled=True)  # type: ignore[arg-type]
+        why = judges.why_not_judge(claimed, schema, CUDA, compiles=compiles)
+        assert (why is None) == can
 
 
 @pytest.mark.parametrize("device", ["a CPU", "another GPU", ""])

@@ -1,4 +1,4 @@
-"""A member that trains only half of each share: the client with another replica.
+"""A member that trains half of each sequence: the client with another replica.
 
 python cheating_member.py train OPTION...
 python cheating_member.py client train OPTION...
@@ -21,12 +21,12 @@ from aftermath.train import assembly
 
 
 class CheatingReplica(Replica):
-    """A replica that trains the first half of its share, which takes half of the time."""
+    """A replica that trains the first half of each sequence, which takes half of the time."""
 
     def train(self, sequences: Tensor, *arguments: Any, **options: Any) -> Trained:
-        """Train half of the sequences."""
-        half = sequences[: -(-len(sequences) // 2)]
-        return super().train(half, *arguments, **options)
+        """Train half of the tokens. A share may have one sequence only."""
+        half = sequences.shape[-1] // 2
+        return super().train(sequences[..., :half].contiguous(), *arguments, **options)
 
 
 if __name__ == "__main__":

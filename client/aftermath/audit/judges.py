@@ -11,8 +11,13 @@ from aftermath.replica.replica import step_products
 from aftermath.rules.announcements import PassSettings
 
 
-def why_not_judge(claimed: PassSettings, schema: Schema, device: torch.device) -> str | None:
-    """Return why a member on `device` cannot judge a share with these passes, or None."""
+def why_not_judge(
+    claimed: PassSettings, schema: Schema, device: torch.device, *, compiles: bool
+) -> str | None:
+    """Return why a member on `device` cannot judge a share with these passes, or None.
+
+    `compiles`: whether its own passes are compiled.
+    """
     # No bound separates bf16 shares of two kinds of device (`audit.comparison.BOUND`). With fp32
     # products, any device and any micro-batch may judge.
     steps = step_products(schema, device)
@@ -24,4 +29,6 @@ def why_not_judge(claimed: PassSettings, schema: Schema, device: torch.device) -
         return f"its products are in bf16, which only another {claimed.device} can repeat"
     if claimed.steps != steps or (claimed.products == "bf16" and not has_bf16(device)):
         return f"a {claimed.device} does not compute with the precision that the member states"
+    if claimed.compiled and not compiles:  # a false claim must not start a compiler here
+        return "its bf16 passes are compiled, and this member compiles none"
     return None

@@ -159,7 +159,12 @@ class Judge:
     def may_judge(self, seat: int) -> bool:
         """Return whether this device may be able to judge a member's next result."""
         passes = self._passes.get(seat)
-        return passes is None or not why_not_judge(passes, self._role.schema, self._device)
+        return passes is None or not self._why_not(passes)
+
+    def _why_not(self, passes: PassSettings) -> str | None:
+        """Return why this device cannot judge a share with these passes, or None."""
+        compiles = self._epoch.start.replica.passes.arithmetic.compiled
+        return why_not_judge(passes, self._role.schema, self._device, compiles=compiles)
 
     async def keep_weights(self, height: int) -> None:
         """Copy the weights that a round is trained from."""
@@ -215,7 +220,7 @@ class Judge:
         shapes = schema.state.config.parameter_shapes(commitment.tier)
         shared = self._weights.of(commitment.height, shapes)
         payloads = result.payloads
-        if why := why_not_judge(commitment.passes, schema, self._device):
+        if why := self._why_not(commitment.passes):
             return Judgement(None, why)
         if shared is None:
             return Judgement(None, "this member does not have the weights of that round's start")
