@@ -476,8 +476,8 @@ def test_export_of_foreign_directory_is_refused_with_option(
 @pytest.mark.parametrize(
     ("out", "error"),
     [
-        ("model", "model is the checkpoint to export: nothing was changed"),
-        ("model/exported", "model/exported is inside the checkpoint to export: nothing was"),
+        ("model", "model is an input of this command: nothing was changed"),
+        ("model/exported", "model/exported is inside the input directory"),
         ("file", "file is not a directory: nothing was changed"),
         ("file/new", "file is not a directory: nothing was changed"),
         ("-", "a directory cannot be written to the standard output"),

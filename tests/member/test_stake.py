@@ -98,3 +98,26 @@ def test_train_on_finished_run_raises_loss(tmp_path: Path) -> None:
 )
 def test_fix_of_lost_steps_fits_member_and_run(stake: Stake, fix: str) -> None:
     assert (stake.lost().fix or "").startswith(fix)
+
+
+@pytest.mark.parametrize(
+    ("levels", "step", "words"),
+    [
+        ([0], 5, "level 0 of the model goes back to the checkpoint of step 5 in the next epoch"),
+        ([0, 1], 0, "levels 0, 1 of the model go back to the initial model in the next epoch"),
+    ],
+)
+def test_copy_of_levels_that_go_back_is_named(levels: list[int], step: int, words: str) -> None:
+    stake = Stake(
+        2,
+        levels,
+        saves=True,
+        goes_back=True,
+        others_continue=True,
+        checkpoint_step=step,
+        copy=Path("kept/r-step7"),
+    )
+    lost = stake.lost()
+    assert lost.message.startswith(words)
+    assert lost.message.endswith("2 trained steps are only in the copy that this member saved")
+    assert "kept/r-step7" in (lost.fix or "")

@@ -131,6 +131,35 @@ def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
     assert "chain" not in warning, "the run may be a server's"
 
 
+def test_loss_names_no_copy_of_another_branch(tmp_path: Path) -> None:
+    """The copy of step 6 is from before the run went back to step 2, and began again at step 7."""
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
+    model = builders.model(checkpoint_step=3)
+    save_step(tmp_path, 6)
+    notices.lost_before(builders.run(RunState.ROUND_TRAIN, step=9, start_step=8), model)
+    again = View(builders.run(RunState.WARMUP, step=10), builders.members({}), model)
+    notices.lost(again, tmp_path, has_commands=True)
+    (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert warning.startswith("2 steps of training are lost")
+    assert "test-step6" not in warning
+    assert not is_protected(tmp_path / "test-step6")
+
+
+def test_level_without_holder_is_reported_once() -> None:
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
+    run = builders.run(RunState.ROUND_TRAIN, step=9, start_step=7, began=0b11)
+    left = builders.seat(0, tier=0, state=MemberState.WITHDRAWN)
+    members = builders.members({0: left, 1: builders.seat(1, tier=2)})
+    for _ in range(2):
+        notices.levels_going_back(View(run, members, builders.model(checkpoint_step=6)))
+    (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert warning.startswith(
+        "levels 0, 1 of the model go back to the checkpoint of step 5 in the next epoch"
+    )
+
+
 def _lost(notices: StatusEvents, run: Run, model: Model) -> None:
     view = View(run, builders.members({}), model)
     notices.lost(view, None, has_commands=True)

@@ -11,8 +11,12 @@ import pytest
 from huggingface_hub.utils import validate_repo_id
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.outputs import protect, write_mark
+from aftermath.member.unfinished_epoch import UnfinishedEpoch, unfinished_path, write_unfinished
 from aftermath.model.save_checkpoint import RESERVE
+from aftermath.model.saved_checkpoints import maker_name, step_directory
 from aftermath.model.schema import StateSchema
+from aftermath.rules.state import RunState
 from aftermath.sim.simulation import SimulatedRun, play
 from aftermath.train import checkpoint_checks
 from aftermath.train.checkpoint_checks import (
@@ -23,6 +27,7 @@ from aftermath.train.checkpoint_checks import (
     checkpoint_warning,
 )
 from aftermath.train.settings import TrainSettings
+from rules import builders
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -123,19 +128,56 @@ def test_directory_of_another_user_is_refused(tmp_path: Path) -> None:
         check_directories(settings(checkpoint_dir=tmp_path / "theirs"))
 
 
+RUN = builders.run(RunState.ROUND_TRAIN, step=3, start_step=1)
+WALLET = b"w" * 32
+
+
+def check_with_free(
+    free: int, directory: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, free))
+    check_room(settings(checkpoint_dir=directory), schema, RUN, WALLET)
+
+
+def saved_checkpoint(directory: Path, step: int) -> Path:
+    path = step_directory(directory, RUN.run_id, step)
+    path.mkdir(parents=True)
+    write_mark(path, maker_name(RUN.identity))
+    return path
+
+
 def test_disk_without_room_for_two_checkpoints_is_refused(
     tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     needed = 8 * schema.parameters() + RESERVE
-    train_settings = settings(checkpoint_dir=tmp_path)
-    monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed))
     with pytest.raises(
         AftermathError, match=f"--checkpoint-dir {tmp_path}: 2 checkpoints .* are free"
     ) as caught:
-        check_room(train_settings, schema)
+        check_with_free(needed, tmp_path, schema, monkeypatch)
     assert "Free some space" in caught.value.fix
-    monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, needed + 1))
-    check_room(train_settings, schema)
+    check_with_free(needed + 1, tmp_path, schema, monkeypatch)
+    protect(saved_checkpoint(tmp_path, 1))
+    with pytest.raises(AftermathError, match="2 checkpoints"):
+        check_with_free(needed, tmp_path, schema, monkeypatch)
+
+
+def test_saved_checkpoint_counts_as_one_of_two(
+    tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved_checkpoint(tmp_path, 2)
+    needed = 4 * schema.parameters() + RESERVE
+    check_with_free(needed + 1, tmp_path, schema, monkeypatch)
+    with pytest.raises(AftermathError, match="1 more checkpoint of this model"):
+        check_with_free(needed, tmp_path, schema, monkeypatch)
+
+
+def test_start_from_saved_epoch_needs_no_room(
+    tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = saved_checkpoint(tmp_path, 2)
+    unfinished = UnfinishedEpoch(RUN.epoch, RUN.epoch_started_at, 2, str(copy))
+    write_unfinished(unfinished_path(tmp_path, RUN, WALLET), unfinished)
+    check_with_free(0, tmp_path, schema, monkeypatch)
 
 
 def test_higher_tiers_save_nothing_and_are_warned(tmp_path: Path, schema: StateSchema) -> None:
@@ -144,7 +186,7 @@ def test_higher_tiers_save_nothing_and_are_warned(tmp_path: Path, schema: StateS
     )
     check_hub(train_settings)
     check_directories(train_settings)
-    check_room(train_settings, schema)
+    check_room(train_settings, schema, RUN, WALLET)
     assert not (tmp_path / "never").exists()
     assert "only members of tier 0" in (checkpoint_warning(train_settings) or "")
 

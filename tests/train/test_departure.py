@@ -6,6 +6,7 @@ import io
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -94,7 +95,7 @@ def test_failed_save_asks_for_another_ctrl_c_on_terminal(
     assert departure.lost == stake, "also if a third signal ends the process at once"
     first = next(event.message for event in events if isinstance(event, event_types.Warning))
     assert first.startswith(LOST if stays else GONE)
-    assert "no --checkpoint-dir" not in first
+    assert "it saves no checkpoints" not in first
     assert ("Press Ctrl-C again" in first) is stays
     if stays:
         assert departure.on_signal(signal.SIGINT) == 60.0, "it tries once more"
@@ -126,7 +127,7 @@ def test_member_that_becomes_last_after_signal_gets_time_to_save() -> None:
 def test_saved_copy_of_run_that_goes_back_is_a_loss(goes_back: bool) -> None:
     """A server's only client saved its model, and the run does not continue from it."""
     departure = Departure(Events(lambda: 0.0, []), can_ask=True)
-    member = AtStake(Stake(6, [0, 1], saves=True, goes_back=goes_back))
+    member = AtStake(Stake(6, [0, 1], saves=True, goes_back=goes_back, copy=Path("r-step6")))
     departure.member = member  # type: ignore[assignment]
     assert departure.on_signal(signal.SIGINT) == 60.0
     assert member.stopped is not None
@@ -136,6 +137,8 @@ def test_saved_copy_of_run_that_goes_back_is_a_loss(goes_back: bool) -> None:
         error = departure.lost.lost()
         assert error.code == "model-lost"
         assert "6 trained steps are only in the copy" in error.message
+        assert 'write path = "r-step6" in [model.LLM.checkpoint.Local]' in (error.fix or "")
+        assert "set-paused --run-id NEW resume" in (error.fix or "")
     member.at_stake = None  # a checkpoint was recorded meanwhile
     assert not member.stopped(True)
     assert departure.lost is None

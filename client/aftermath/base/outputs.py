@@ -16,7 +16,7 @@ import shutil
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -39,6 +39,22 @@ class OutputError(AftermathError):
     """
 
     code = "output"
+
+
+def refuse_inputs(output: Path, inputs: Iterable[Path], fix: str) -> None:
+    """Raise OutputError if the output is an input of its command, or inside an input directory.
+
+    Otherwise a command could replace what it reads, or read its own output the next time.
+    """
+    if str(output) == STANDARD_OUTPUT:
+        return
+    target = output.resolve()
+    for path in inputs:
+        source = path.resolve()
+        if target == source:
+            raise OutputError(f"{output} is an input of this command: {_LEAVE}", fix)
+        if source.is_dir() and target.is_relative_to(source):
+            raise OutputError(f"{output} is inside the input directory {path}: {_LEAVE}", fix)
 
 
 # --- directories ---

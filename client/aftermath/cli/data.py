@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.outputs import refuse_standard_output
+from aftermath.base.outputs import refuse_inputs, refuse_standard_output
 from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, facts, note
@@ -89,6 +89,8 @@ def convert(chosen: Conversion) -> Result:
 
     for folder in filter(None, (chosen.output, chosen.held_out)):
         refuse_standard_output(folder, "Name a folder")
+        if chosen.input is not None:
+            refuse_inputs(folder, [chosen.input], "Name a folder outside the input")
     documents = (
         folder_documents(chosen.input) if chosen.input else standard_library(chosen.budget_bytes)
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aftermath.base.errors import UsageError
+from aftermath.base.outputs import refuse_inputs
 from aftermath.cli.command import command
 from aftermath.cli.present import CommandError, Result, listing
 
@@ -56,7 +57,8 @@ def decode_gradients(
             "Decode them one at a time, into different directories",
         )
     if out is not None:
-        _check_not_input(files, out)
+        for path in files:
+            refuse_inputs(out / path.name, files, "Name another directory")
     results = []
     for path in files:
         file = read_gradient_file(path)
@@ -69,15 +71,6 @@ def decode_gradients(
             continue
         results.append(result | {"out": str(_write(out / path.name, file, votes))})
     return Result(results, _results_table(results))
-
-
-def _check_not_input(files: Sequence[Path], out: Path) -> None:
-    """Raise UsageError if an output file would replace its input file."""
-    for path in files:
-        if (out / path.name).exists() and path.exists() and path.samefile(out / path.name):
-            raise UsageError(
-                f"--out {out} would replace the input file {path}", "Name another directory"
-            )
 
 
 def _votes(path: Path, file: GradientFile) -> dict[int, Votes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import time
 from collections import deque
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from aftermath.base.errors import UsageError
+from aftermath.base.outputs import refuse_inputs
 from aftermath.cli.command import command
 from aftermath.cli.options import JsonLines
 from aftermath.cli.present import Result, line_console, note, writing
@@ -37,6 +39,8 @@ FOLLOWED_LINES = 20
 LOOK_AGAIN = 0.2  # seconds
 ENDINGS = {".csv": True, ".jsonl": False, ".json": False}
 """Whether a file with this ending is a table."""
+_EXPORTED = re.compile(rb'\{"at":"[^"]*","run":')
+"""The start of an exported line. A member's own lines do not name the run."""
 
 
 @command(
@@ -92,6 +96,8 @@ def events(
     from aftermath.events.reader import EventReader, RunFilter
 
     _check_modes(follow=follow, speed=speed, csv=csv, out=out)
+    if out is not None:
+        refuse_inputs(out.expanduser(), places, "Name a file outside the input directories")
     reader = EventReader(places)
     runs = RunFilter(run)
 
@@ -232,12 +238,14 @@ def _export(
     """
     from aftermath.base.outputs import output_file
     from aftermath.events.reader import columns
-    from aftermath.events.stream import is_log
 
     def is_table(head: bytes) -> bool:
         return head.startswith(",".join(columns()).encode())
 
-    with output_file(out.expanduser(), is_table if as_table else is_log) as stream:
+    def is_export(head: bytes) -> bool:
+        return not head or _EXPORTED.match(head) is not None
+
+    with output_file(out.expanduser(), is_table if as_table else is_export) as stream:
         file = io.TextIOWrapper(stream, encoding="utf-8", newline="")
         count = _write(file, records, as_table=as_table)
         file.detach()  # flushes, and leaves the stream open so that output_file can sync it to disk

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.outputs import check_directory
+from aftermath.base.outputs import check_directory, refuse_inputs
 from aftermath.base.text import counted
 from aftermath.cli.command import command
 from aftermath.cli.model_init import NEW_DIRECTORY
@@ -172,6 +172,8 @@ def model_merge(
     from aftermath.model.save_checkpoint import read_companions, write_checkpoint
 
     directory = out.expanduser()
+    inputs = [into.expanduser(), slice.expanduser()]
+    refuse_inputs(directory, inputs, "Name a new directory with --out")
     check_directory(directory, "model merge")
     config, params = merged(
         into.expanduser(), slice.expanduser(), lambda sentence: note(f"warning: {sentence}")

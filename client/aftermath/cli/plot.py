@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.outputs import STANDARD_OUTPUT, OutputError
+from aftermath.base.outputs import STANDARD_OUTPUT, OutputError, refuse_inputs
 from aftermath.cli.command import command
 from aftermath.cli.events import OnlyRun, Places, say_notes
 from aftermath.cli.present import CommandError, Result, facts
@@ -54,6 +54,9 @@ def plot(
             f"--out {out} must end in one of {', '.join(SUFFIXES)}",
             "Name another file, for example --out loss.png",
         )
+    # A directory's inputs are JSON lines, which no picture or table replaces.
+    files = [path_given for path_given in places if path_given.is_file()]
+    refuse_inputs(path, files, "Name another file")
     for path_given in places:
         if not path_given.exists():
             raise NoEvents(

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import shlex
 from collections import deque
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import msgspec
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
-from aftermath.rules.contents import unsaved_steps
+from aftermath.rules.contents import levels_going_back, steps_at_risk, unsaved_steps
 from aftermath.rules.deadlines import (
     last_member,
     wait_for_last_member,
@@ -173,6 +174,29 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
     )
 
 
+def going_back(run: Run, members: Members, model: Model) -> str | None:
+    """Return which levels go back to the checkpoint while others continue, or None."""
+    levels = levels_going_back(run, members, model)
+    if not levels:
+        return None
+    checkpoint = named_checkpoint(steps_before(model.checkpoint_step))
+    verb = "go" if len(levels) > 1 else "goes"
+    return (
+        f"{levels_named(levels)} of the model {verb} back to {checkpoint} in the next epoch: "
+        "the members with the newest steps have left"
+    )
+
+
+def levels_named(levels: Sequence[int]) -> str:
+    """Return the levels as words: "levels 0, 1"."""
+    return f"level{'s' * (len(levels) > 1)} {', '.join(map(str, levels))}"
+
+
+def named_checkpoint(step: int) -> str:
+    """Return the checkpoint of a step in words."""
+    return f"the checkpoint of step {step}" if step else "the initial model"
+
+
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
     """Return a warning that names the absent last member of an epoch and the steps at stake.
 
@@ -217,5 +241,5 @@ def _last_member_and_loss(run: Run, members: Members, model: Model) -> tuple[str
     if seat is None:
         return None
     wallet = Pubkey.from_bytes(members.seats[seat].signer)
-    lost = counted(unsaved_steps(run, model), "step of training is", "steps of training are")
+    lost = counted(steps_at_risk(run, model), "step of training is", "steps of training are")
     return f"wallet {wallet}, the last member of epoch {run.epoch}", lost

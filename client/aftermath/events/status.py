@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
-from aftermath.events.progress import holder_wait, last_member_wait, span, state_phrase
+from aftermath.events.progress import going_back, holder_wait, last_member_wait, span, state_phrase
 from aftermath.rules import bitmap, committee
-from aftermath.rules.contents import unsaved_steps
+from aftermath.rules.contents import steps_at_risk
 from aftermath.rules.deadlines import next_deadline, wait_for_last_member
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
@@ -69,21 +69,16 @@ class MemberStatus:
 class LevelStatus:
     """One level of the model: the seats that hold it, and whether its current hash is attested.
 
-    Holders take part with its tier or a larger one. Between epochs, they are those that finished
-    the last one.
+    Holders take part with its tier or a larger one. Between epochs, they finished the last one.
     """
 
     level: int
     holders: tuple[int, ...]
     shown: tuple[int, ...]
-    """Seats that delivered the level in an earlier epoch. If there are none, every seat that
-    declares it counts.
-    """
+    """Seats that delivered it in an earlier epoch. If there are none, all that declare it count."""
     attested: bool
     lost: bool
-    """Whether nobody in the epoch has the run's version of it, so that it goes back to an older
-    one.
-    """
+    """Whether it went back to an older version, because nobody had the newest one."""
 
 
 @dataclass(frozen=True)
@@ -133,9 +128,9 @@ class RunStatus:
     outer_momentum: float = 0.0
     """The outer momentum, which joiners fetch with the model. 0 if there is none."""
     last_member_wait: int | None = None
-    """Seconds that other members still wait for the epoch's absent last member. None if they do not
-    wait.
-    """
+    """Seconds that other members still wait for the epoch's absent last member, or None."""
+    going_back: str = ""
+    """The levels that go back to the checkpoint while others continue, in words."""
 
     @property
     def is_stalled(self) -> bool:
@@ -186,13 +181,14 @@ def status_of(
         levels=tuple(_levels(run, members)),
         checkpoint=model.checkpoint.repo if model.recorded[0].exists else "",
         checkpoint_step=steps_before(model.checkpoint_step),
-        unsaved=unsaved_steps(run, model),
+        unsaved=steps_at_risk(run, model),
         checkpoint_is_local=model.checkpoint.kind is CheckpointKind.LOCAL,
         silent=silent,
         rounds_left=_rounds_left(run),
         spec_error=model.spec_error,
         outer_momentum=model.optimizer.outer_momentum,
         last_member_wait=last_member_left,
+        going_back=going_back(run, members, model) or "",
     )
 
 
@@ -410,6 +406,7 @@ def facts_of(status: RunStatus) -> dict[str, str | list[str]]:
         **({"outer momentum": f"{status.outer_momentum:g}"} if status.outer_momentum else {}),
         "members": counted(len(status.members), "seat") + " in use",
         **({"checkpoint": checkpoint_of(status)} if status.step else {}),
+        **({"levels": status.going_back} if status.going_back else {}),
     }
 
 
@@ -424,11 +421,15 @@ def state_of(status: RunStatus) -> str:
 
 
 def checkpoint_of(status: RunStatus) -> str:
-    """Return the newest checkpoint's step and location, or a warning that none is recorded."""
-    if status.checkpoint_step:
-        machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
-        return f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
-    return lost_with_members(status.unsaved)
+    """Return the newest checkpoint's step and location, and how many steps none has."""
+    if not status.checkpoint_step:
+        return (
+            lost_with_members(status.unsaved) if status.unsaved else "the initial model, of step 0"
+        )
+    machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
+    text = f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
+    later = counted(status.unsaved, "later step is", "later steps are")
+    return f"{text}; {later} in no recorded checkpoint" if status.unsaved else text
 
 
 def not_recorded(steps: int) -> str:
@@ -467,7 +468,7 @@ def line(status: RunStatus) -> str:
         members_text,
     ]
     has_ended_epoch = status.epoch or status.state is RunState.FINISHED
-    if status.step and not status.checkpoint_step and has_ended_epoch:
+    if status.unsaved and not status.checkpoint_step and has_ended_epoch:
         clauses.append(checkpoint_of(status))
     return printable("; ".join([*clauses, f"waits for {', and '.join(status.waits)}"]))
 

@@ -20,10 +20,11 @@ from aftermath.base.text import counted
 from aftermath.coordinator.errors import Unavailable
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
+from aftermath.events.progress import levels_named
 from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
-from aftermath.member.stake import SAVE_SECONDS, Stake, levels_named
+from aftermath.member.stake import SAVE_SECONDS, Stake
 from aftermath.member.unfinished_epoch import (
     UnfinishedEpoch,
     read_unfinished,
@@ -33,12 +34,12 @@ from aftermath.member.unfinished_epoch import (
 from aftermath.member.unused_copies import protected_copy
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import committee, contents
+from aftermath.rules import bitmap, committee, contents
 from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
 from aftermath.rules.deadlines import becomes_last_member, rounds_end
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
-from aftermath.rules.run import Run
+from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import CheckpointKind, MemberState, RunState
 
 _FIRST_RETRY = 1.0
@@ -80,14 +81,12 @@ class LastMember:
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnfinishedEpoch | None = None
         self._has_saved = False  # whether it saved when it was stopped
+        self._copy: Path | None = None  # what it saved then, if the run does not use it
         self._is_cut_off = False  # whether the coordinator did not answer then
         self.will_attest = False
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self._gone_back: tuple[int, int] | None = None
-        """The checkpoint step that the epoch began from, and how many later steps were lost.
-
-        None if the epoch did not begin from the checkpoint.
-        """
+        """The checkpoint step that the epoch began from, and how many later steps it lost."""
 
     def begins(self, run: Run, model: Model) -> None:
         """Record which trained steps the replica lacks at the start of an epoch."""
@@ -118,27 +117,21 @@ class LastMember:
         if not levels:
             return None
         saves = self._checkpoints.directory is not None
+        is_finished = run.state is RunState.FINISHED
+        others = contents.holders(run, members) & ~(1 << seat)
         return Stake(
             steps,
             levels,
             saves,
-            goes_back=self._goes_back(run, members, seat),
-            is_finished=run.state is RunState.FINISHED,
+            # The model is attested and kept only if this member keeps its seat.
+            goes_back=not self.stays and not is_finished,
+            # Without an answer, the members of the last view may have left too.
+            others_continue=others != 0 and not self._is_cut_off,
+            checkpoint_step=steps_before((model or self._ports.feed.model).checkpoint_step),
+            copy=self._copy,
+            has_commands=self._ports.coordinator.has_tick,
+            is_finished=is_finished,
         )
-
-    def _goes_back(self, run: Run, members: Members, seat: int) -> bool:
-        """Return whether the run goes back to its checkpoint if this member saves and leaves.
-
-        True if no other member has a part of the model and this member does not keep its seat. If
-        the coordinator does not answer, members that the last view names may have left too.
-        """
-        if self.stays or run.state is RunState.FINISHED:
-            return False
-        if self._is_cut_off:
-            return True
-        in_epoch = run.state is RunState.WARMUP or run.state.active
-        holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
-        return not holders & ~(1 << seat)
 
     # --- being stopped ----------------------------------------------------------------------------
 
@@ -164,8 +157,8 @@ class LastMember:
                 while self._ports.clock.monotonic() < end:
                     await self._ports.clock.sleep(_LEAVES_LAST_POLL)
                     view = await self._ports.coordinator.view(fresh=True)
+                    await self._ports.feed.put(view)
                     if _alone(view.members, seat):
-                        await self._ports.feed.put(view)
                         return
 
     async def save(
@@ -239,6 +232,7 @@ class LastMember:
         self._has_saved = True
         continues = self.stays or unsaved_steps(model_run, self._ports.feed.model) == 0
         if not continues:
+            self._copy = checkpoint
             self._protected(checkpoint)
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=continues)
@@ -287,9 +281,8 @@ class LastMember:
     async def _finish_attestation(self, rounds: Rounds) -> None:
         """Settle an attestation that was in flight when this member was stopped.
 
-        Wait until the coordinator has counted or refused it, for at most `_ATTEST_SECONDS`. If it
-        reached the chain after `_newest_view`, the epoch would end with one more step than the
-        saved model has, and the run could not continue from that model.
+        Wait at most `_ATTEST_SECONDS` for the coordinator's answer. If it counted the attestation
+        after `_newest_view`, the epoch would end with one more step than the saved model has.
         """
         with contextlib.suppress(AftermathError, TimeoutError):
             async with asyncio.timeout(_ATTEST_SECONDS):
@@ -302,10 +295,10 @@ class LastMember:
     async def copy_if_all_left(
         self, replica: Replica, rounds: Rounds | None, *, step: int
     ) -> Stake | None:
-        """Save a copy of the model if all members have left its epoch. `step`: see `save`.
+        """Save a copy if no member that remains in the epoch has this member's levels.
 
-        Return what the run loses. Return None if a member remains in the epoch or a checkpoint has
-        the steps.
+        `step`: see `save`. Return what the run loses. Return None if another member has all these
+        levels or a checkpoint has the steps.
         """
         if self._has_saved:
             return None
@@ -316,7 +309,9 @@ class LastMember:
             return None
         run = view.run
         in_epoch = run.state.training or run.state is RunState.COOLDOWN
-        if not in_epoch or view.members.healthy:
+        tiers = [view.members.seats[other].tier for other in bitmap.seats(view.members.healthy)]
+        levels = [level for level in self._role.levels if level < min(tiers, default=run.levels)]
+        if not in_epoch or not levels:
             return None
         if rounds is not None:
             await rounds.finish_apply()
@@ -325,16 +320,23 @@ class LastMember:
         steps = self._unsaved_steps(model_run, view.model)
         if steps <= 0:
             return None
-        is_copied = False
         if self._checkpoints.directory is not None:
-            checkpoint = await self._checkpoints.save_now(model_run, replica)
-            if checkpoint is not None:
-                is_copied = True
-                self._protected(checkpoint)
-                self._ports.events.emit(
-                    event_types.Stopped(step=step, path=str(checkpoint), continues=False)
-                )
-        return Stake(steps, list(self._role.levels), saves=is_copied, is_copied=is_copied)
+            self._copy = await self._checkpoints.save_now(model_run, replica)
+        if self._copy is not None:
+            self._protected(self._copy)
+            self._ports.events.emit(
+                event_types.Stopped(step=step, path=str(self._copy), continues=False)
+            )
+        return Stake(
+            steps,
+            levels,
+            saves=self._copy is not None,
+            goes_back=True,
+            others_continue=bool(tiers),
+            checkpoint_step=steps_before(view.model.checkpoint_step),
+            copy=self._copy,
+            has_commands=self._ports.coordinator.has_tick,
+        )
 
     # --- falling out of an epoch ------------------------------------------------------------------
 

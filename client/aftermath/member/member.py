@@ -146,12 +146,21 @@ class Member:
                 self._reveals.live(),
                 self._gossip.listen(),
                 self._gossip.follow_members(),
+                self._watch_levels(),
             )
         except ModelLost:  # nothing is left to save
             raise
         except AftermathError:
             await self._save_or_warn()
             raise
+
+    async def _watch_levels(self) -> None:
+        """Warn when the last holder of a level leaves the epoch, until cancelled."""
+        while True:
+            view = self._ports.feed.view
+            if self._replica is not None:
+                self._status_events.levels_going_back(view)
+            await self._ports.feed.after(view.run.seq)
 
     @property
     def coordinator(self) -> Coordinator:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
+from aftermath.events.progress import levels_named, named_checkpoint
+from aftermath.member.unused_copies import new_run
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
 from aftermath.rules.contents import claimed_by_no_other, unsaved_steps
 from aftermath.rules.run import Run
@@ -45,9 +46,14 @@ class Stake:
     saves: bool
     """Whether this member can save the steps to its checkpoint directory."""
     goes_back: bool = False
-    """Whether the run goes back to its checkpoint even if this member saves the steps."""
-    is_copied: bool = False
-    """Whether the steps are saved in a copy that the run does not use."""
+    """Whether these levels go back to the checkpoint even if this member saves the steps."""
+    others_continue: bool = False
+    """Whether other members continue with the other levels."""
+    checkpoint_step: int = 0
+    copy: Path | None = None
+    """The copy with the steps that this member saved and the run does not use."""
+    has_commands: bool = True
+    """Whether the run is on chain. False for a run on a server."""
     is_finished: bool = False
     """Whether the run is finished, so that nobody can train the steps again."""
 
@@ -59,25 +65,27 @@ class Stake:
     def loss(self) -> str:
         """Return a sentence, without its full stop, that the steps are lost now."""
         steps = counted(self.steps, "trained step is", "trained steps are")
-        why = "" if self.saves else " and no --checkpoint-dir"
+        why = "" if self.saves else ", and it saves no checkpoints"
         return f"{steps} lost: this member had the only copy of {levels_named(self.levels)} of the model{why}"
 
     def lost(self) -> ModelLost:
         """Return the error of a member that leaves anyway."""
-        if not self.is_copied:
+        if self.copy is None:
             again = _WRITABLE if self.saves else _STOP_LAST
             return _model_lost(self.steps, _NEXT_TIME if self.is_finished else again)
         steps = counted(self.steps, "trained step is", "trained steps are")
+        what = "the run goes back to its checkpoint"
+        if self.others_continue:
+            verb = "go" if len(self.levels) > 1 else "goes"
+            what = (
+                f"{levels_named(self.levels)} of the model {verb} back to "
+                f"{named_checkpoint(self.checkpoint_step)} in the next epoch"
+            )
+        how = new_run(self.copy, has_commands=self.has_commands)
         return ModelLost(
-            f"the run goes back to its checkpoint: {steps} only in the copy that this member saved",
-            "To keep that training, start a new run from the copy: name its directory as path in "
-            "[model.LLM.checkpoint.Local] of a config file",
+            f"{what}: {steps} only in the copy that this member saved",
+            f"To keep that training, {how}",
         )
-
-
-def levels_named(levels: Sequence[int]) -> str:
-    """Return the levels as words: "levels 0, 1"."""
-    return f"level{'s' * (len(levels) > 1)} {', '.join(map(str, levels))}"
 
 
 def find_loss(view: View, wallet: bytes, directory: Path | None) -> ModelLost | None:

@@ -9,7 +9,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.progress import holder_wait, last_member_wait
+from aftermath.events.progress import going_back, holder_wait, last_member_wait, named_checkpoint
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
 from aftermath.member.unused_copies import protected_copy
@@ -57,6 +57,7 @@ class StatusEvents:
         self._spec_error = ""
         self._holder_wait: str | None = None
         self._last_member_wait: tuple[int, int] | None = None
+        self._going_back: tuple[int, str] | None = None
         self._lost_until: tuple[int, int] | None = None
         """(checkpoint step, run step): the steps between them are lost and were reported."""
 
@@ -120,26 +121,28 @@ class StatusEvents:
                 if checkpoint_step
                 else "the only checkpoint is the initial model, of step 0"
             )
-            copy = _newest_copy(directory, run, checkpoint_step, has_commands=has_commands)
+            # A copy of fewer steps is from a branch that the run left before these were trained.
+            copy = _newest_copy(directory, run, reached - steps, has_commands=has_commands)
             self._events.emit(
                 event_types.Warning(
                     message=f"{lost} lost: no member has the model, and {newest}{copy}",
                 )
             )
             return  # all levels are older, and that was reported
-        earlier = f"{counted(reached - checkpoint_step, 'step')} earlier"
+        # Its steps since then are not counted: its holders may have left before the newest step.
+        checkpoint = named_checkpoint(checkpoint_step)
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._events.emit(
                 event_types.Warning(
-                    message=f"level {level} of the model goes back to the checkpoint of step {checkpoint_step}, "
-                    f"{earlier}: too few members that hold it are left",
+                    message=f"level {level} of the model goes back to {checkpoint}: "
+                    "too few members that hold it are left",
                 )
             )
         for level in contents.unattested(run):
             self._events.emit(
                 event_types.Warning(
-                    message=f"level {level} of the model goes back to the checkpoint of step {checkpoint_step}, "
-                    f"{earlier}: too few members attested the same contents at the end of the last epoch",
+                    message=f"level {level} of the model goes back to {checkpoint}: "
+                    "too few members attested the same contents at the end of the last epoch",
                 )
             )
 
@@ -216,6 +219,14 @@ class StatusEvents:
             self._events.emit(event_types.Warning(message=message, until="state"))
             self._last_member_wait = epoch
 
+    def levels_going_back(self, view: View) -> None:
+        """Warn once per epoch and set of levels that the last holder of a level has left."""
+        why = going_back(view.run, view.members, view.model)
+        if why is not None and (view.run.epoch, why) != self._going_back:
+            self._going_back = view.run.epoch, why
+            how = "Start a member that trains all levels: train --matformer-tier 0 --checkpoint-dir DIR"
+            self._events.emit(event_types.Warning(message=f"{why}\n{how}"))
+
     def halt(self, run: Run) -> None:
         """Report once that the run waits for its owner."""
         why = _HALTED.get(run.state)
@@ -235,11 +246,11 @@ class StatusEvents:
 
 
 def _newest_copy(
-    directory: Path | None, run: Run, checkpoint_step: int, *, has_commands: bool
+    directory: Path | None, run: Run, last_step_kept: int, *, has_commands: bool
 ) -> str:
-    """Protect a newer model that this member saved and the chain does not name.
+    """Protect a model with steps after `last_step_kept` that the chain does not name.
 
-    Return lines about it, or an empty string if there is none.
+    Return lines about it, or an empty string if this member saved none.
     """
     if directory is None:
         return ""
@@ -247,7 +258,7 @@ def _newest_copy(
     copies = [
         path
         for path in saved_steps(directory, stem)
-        if checkpoint_step < step_of(path) <= run.trained_steps
+        if last_step_kept < step_of(path) <= run.trained_steps
     ]
     if not copies:
         return ""

@@ -33,7 +33,8 @@ def new_run(copy: Path, *, has_commands: bool) -> str:
     """
     start = (
         "aftermath-solana create-run --run-id NEW, then "
-        "aftermath-solana update-config --run-id NEW --config-path FILE"
+        "aftermath-solana update-config --run-id NEW --config-path FILE, then "
+        "aftermath-solana set-paused --run-id NEW resume"
         if has_commands
         else "aftermath-centralized server run --run-id NEW --state FILE"
     )

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from aftermath.base.files import replacing
-from aftermath.base.outputs import OutputError, check_directory, check_is_directory, update_mark
+from aftermath.base.outputs import check_directory, check_is_directory, refuse_inputs, update_mark
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.json_documents import (
@@ -74,7 +74,7 @@ def export_tiers(
         base = source  # `out` may spell the same directory differently; do not copy onto itself
     _refuse_removable(source, base)
     if out is not None:
-        _refuse_inside(out, source)
+        refuse_inputs(out, [source], _ELSEWHERE)
     places = [base.with_name(f"{base.name}-tier{tier}") for tier in chosen]
     for place in [*places, *([] if base == source else [base])]:
         check_directory(place, MADE_BY, _ELSEWHERE)
@@ -96,15 +96,6 @@ def export_tiers(
     return Exported(
         places, _describe(config, base, dict(zip([0, *chosen], [base, *places], strict=True)))
     )
-
-
-def _refuse_inside(out: Path, source: Path) -> None:
-    """Raise OutputError if `out` is the checkpoint to export, or inside it."""
-    if out.resolve().is_relative_to(source.resolve()):
-        where = "is" if out.resolve() == source.resolve() else "is inside"
-        raise OutputError(
-            f"{out} {where} the checkpoint to export: nothing was changed", _ELSEWHERE
-        )
 
 
 def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Path) -> None:

@@ -76,6 +76,42 @@ def unsaved_steps(run: Run, model: Model) -> int:
     return max(0, run.trained_steps - steps_before(model.checkpoint_step))
 
 
+def steps_at_risk(run: Run, model: Model) -> int:
+    """Return how many trained steps are in no checkpoint and, as far as the chain shows, not lost.
+
+    An epoch that began from the checkpoint lost all steps between the checkpoint and its start.
+    """
+    saved = steps_before(model.checkpoint_step)
+    if run.model_source is ModelSource.CHECKPOINT and _in_epoch(run):
+        saved = max(saved, steps_before(run.start_step))
+    return max(0, run.trained_steps - saved)
+
+
+def levels_going_back(run: Run, members: Members, model: Model) -> list[int]:
+    """Return the levels that go back to the checkpoint although other levels continue.
+
+    Within an epoch, all members that began it with such a level have left. Between epochs, no
+    holder attested the level. Empty if no member remains: then the whole run goes back.
+    """
+    if run.state is RunState.WAITING_FOR_MEMBERS:
+        lost = run.levels_lost if unsaved_steps(run, model) else 0
+        return [level for level in range(run.levels) if lost >> level & 1]
+    remaining = [members.seats[seat].tier for seat in bitmap.seats(members.healthy)]
+    if not _in_epoch(run) or not remaining or not steps_at_risk(run, model):
+        return []
+    began = [members.seats[seat].tier for seat in bitmap.seats(run.began)]
+    return list(range(min(began, default=run.levels), min(remaining)))
+
+
+def holders(run: Run, members: Members) -> int:
+    """Return the members that can hold the newest contents of their levels, as a bitmap."""
+    return members.mask(MemberState.HEALTHY) if _in_epoch(run) else run.finishers
+
+
+def _in_epoch(run: Run) -> bool:
+    return run.state is RunState.WARMUP or run.active
+
+
 def never_saved(run: Run, model: Model) -> bool:
     """Return whether an epoch has ended and the chain names no checkpoint with trained steps."""
     if not run.trained_steps:  # after a rewind to step 0
@@ -89,11 +125,9 @@ def sole_levels(run: Run, members: Members, seat: int, reachable: Set[bytes]) ->
     `reachable` are the p2p keys of peers that answer: a member that was killed stays healthy on
     chain for a while.
     """
-    in_epoch = run.state is RunState.WARMUP or run.active
-    holders = members.mask(MemberState.HEALTHY) if in_epoch else run.finishers
     others = [
         members.seats[other].tier
-        for other in bitmap.seats(holders)
+        for other in bitmap.seats(holders(run, members))
         if other != seat and members.seats[other].p2p in reachable
     ]
     return list(range(members.seats[seat].tier, min(others, default=run.levels)))

@@ -160,7 +160,7 @@ class Faults:
     async def stop(self) -> None:
         await self._away("stop", self._sim.stop)
 
-    async def _away(self, what: str, end: Callable[[SimMember], Awaitable[None]]) -> None:
+    async def _away(self, what: str, end: Callable[[SimMember], Awaitable[object]]) -> None:
         """Stop a member and restart it after a while."""
         sim_member = self._victim()
         window = self._begin(what, [sim_member])

@@ -41,7 +41,7 @@ from aftermath.member.feed import RunFeed
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
-from aftermath.member.stake import ModelLost
+from aftermath.member.stake import ModelLost, Stake
 from aftermath.member.stall_detector import StallDetector
 from aftermath.model.config import ModelConfig
 from aftermath.model.text import Prompt
@@ -305,18 +305,22 @@ class SimulatedRun:
 
     async def stop(
         self, sim_member: SimMember, again: Callable[[bool], bool] = lambda saved: False
-    ) -> None:
+    ) -> Stake | None:
         """Stop a member like Ctrl-C, so that it leaves the run on chain. `again`: see
         `Member.stops`.
+
+        Return what the run lost although the member left without saving, or None.
         """
+        lost = None
         assert sim_member.member is not None
         sim_member.member.stops(again)
         await self._end(sim_member)
         with contextlib.suppress(CoordinatorError):
             await sim_member.member.leave()
             if sim_member.member.has_unsaved_steps:
-                await sim_member.member.copy_if_all_left()
+                lost = await sim_member.member.copy_if_all_left()
         self.network.crash(sim_member.id)
+        return lost
 
     async def _end(self, sim_member: SimMember) -> None:
         assert sim_member.task is not None

@@ -148,7 +148,8 @@ async def assembled(
     outline, schema = await newcomer.outline(
         compute, *own_newest(settings.checkpoint_dir, view.run)
     )
-    _check(settings, setup, schema)
+    _check_model_options(settings, setup, schema)
+    check_room(settings, schema.shared, view.run, chain.wallet)
     check_memory(view, schema, settings.matformer_tier, setup.mesh.devices)
     if advice := checkpoint_warning(settings):
         events.emit(event_types.Warning(message=advice))
@@ -194,13 +195,12 @@ def own_newest(directory: Path | None, run: Run) -> list[Checkpoint]:
     return [Checkpoint(CheckpointKind.LOCAL, str(path.absolute()), "") for path in steps[-1:]]
 
 
-def _check(settings: TrainSettings, setup: DeviceSetup, schema: Schema) -> None:
+def _check_model_options(settings: TrainSettings, setup: DeviceSetup, schema: Schema) -> None:
     """Raise Unsuitable or UsageError if the options do not fit the run's model."""
     if setup.mesh.tensor > 1:
         from aftermath.parallel.tensor_parallel import check_tensor_parallelism
 
         check_tensor_parallelism(schema.state.config, settings.matformer_tier, setup.mesh.tensor)
-    check_room(settings, schema.shared)
 
 
 async def _origin(

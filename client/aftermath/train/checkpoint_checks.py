@@ -1,8 +1,8 @@
 """Check before a member joins that it can write the files that its options name.
 
 Checks that need no chain come first. They write a test file to each directory, because permissions
-alone do not prove that writing works. The disk needs space for two checkpoints: the new one is
-complete before the old one is removed.
+alone do not prove that writing works. The disk needs space for two checkpoints, of which one may
+be there already: the new one is complete before the old one is removed.
 """
 
 from __future__ import annotations
@@ -16,10 +16,12 @@ from pathlib import Path
 from aftermath.base.errors import Unsuitable, UsageError
 from aftermath.base.files import fix_of
 from aftermath.base.locks import hold
-from aftermath.base.outputs import maker_of, write_mark
+from aftermath.base.outputs import is_protected, maker_of, write_mark
 from aftermath.base.text import is_repository, shortage
-from aftermath.model.saved_checkpoints import maker_name
+from aftermath.member.unfinished_epoch import find_unfinished
+from aftermath.model.saved_checkpoints import maker_name, saved_steps, stem_of_run
 from aftermath.model.schema import StateSchema
+from aftermath.rules.run import Run
 from aftermath.train.put_links import PutLinks
 from aftermath.train.settings import TrainSettings
 
@@ -69,8 +71,12 @@ def check_directories(settings: TrainSettings) -> None:
             _free(option, directory.absolute())
 
 
-def check_room(settings: TrainSettings, schema: StateSchema) -> None:
-    """Raise Unsuitable if --checkpoint-dir is not writable or lacks space for checkpoints."""
+def check_room(settings: TrainSettings, schema: StateSchema, run: Run, wallet: bytes) -> None:
+    """Raise Unsuitable if --checkpoint-dir is not writable or lacks space for checkpoints.
+
+    A start that continues from the member's saved model needs no space, and could use no other
+    directory.
+    """
     from aftermath.model.save_checkpoint import (
         RESERVE,  # imports torch, which the other checks do not need
     )
@@ -79,11 +85,17 @@ def check_room(settings: TrainSettings, schema: StateSchema) -> None:
         return
     directory = settings.checkpoint_dir.absolute()
     free = _free("--checkpoint-dir", directory)
-    needed = _AT_ONCE * sum(segment.size for segment in schema.segments) + RESERVE
+    if find_unfinished(directory, run, wallet) is not None:
+        return
+    saved = saved_steps(directory, stem_of_run(directory, run.run_id, run.identity))
+    # Protected copies stay, and of all others the new checkpoint replaces all but one.
+    count = _AT_ONCE - any(not is_protected(path) for path in saved)
+    needed = count * sum(segment.size for segment in schema.segments) + RESERVE
     if free <= needed:
         need, room = shortage(needed, free)
+        noun = "checkpoints" if count > 1 else "more checkpoint"
         raise Unsuitable(
-            f"--checkpoint-dir {directory}: {_AT_ONCE} checkpoints of this model and a reserve need "
+            f"--checkpoint-dir {directory}: {count} {noun} of this model and a reserve need "
             f"{need}, but only {room} are free",
             "Free some space, or choose a directory on another disk",
         )

@@ -11,7 +11,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TextIO
 
 from aftermath.base.signals import on_signals
@@ -179,7 +178,7 @@ class Departure:
     def _lost_despite_copy(self) -> Stake | None:
         """Return what the run loses although this member saved a copy, or None."""
         stake = self.member.stake() if self.member is not None else None
-        return replace(stake, is_copied=True) if stake is not None and stake.goes_back else None
+        return stake if stake is not None and stake.goes_back else None
 
     def _warn(self, stake: Stake, extra: str) -> None:
         """Warn about the steps that are lost, and ask for another Ctrl-C if a person is there."""

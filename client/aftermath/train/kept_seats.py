@@ -24,9 +24,9 @@ from aftermath.member.unfinished_epoch import (
     read_unfinished,
     unfinished_path,
 )
-from aftermath.rules.contents import unsaved_steps
+from aftermath.rules.contents import steps_at_risk
 from aftermath.rules.deadlines import last_member
-from aftermath.rules.run import Run, steps_before
+from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
 from aftermath.train.tier import AUTO_TIER
 
@@ -139,10 +139,11 @@ def _would_lose_steps(
     give_up = (
         f"aftermath-solana tick --run-id {shlex.quote(run.run_id)} first to give these steps up"
     )
-    steps = unsaved_steps(run, view.model)
+    steps = steps_at_risk(run, view.model)
     unfinished = saved or recorded
     if unfinished is not None:
-        steps = max(steps, unfinished.step - steps_before(view.model.checkpoint_step))
+        # The step of the epoch's first round may not be counted on chain yet.
+        steps = max(steps, unfinished.step - (run.trained_steps - steps))
     has = f"only this wallet has {counted(steps, 'trained step', 'trained steps')} of this run"
     if unfinished is None or directory is None:
         return Unsuitable(

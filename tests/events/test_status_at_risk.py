@@ -1,0 +1,42 @@
+"""Test what a run's status says about steps and levels that may be lost."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aftermath.events.status import checkpoint_of, facts_of
+from aftermath.rules.model import Checkpoint
+from aftermath.rules.state import CheckpointKind, MemberState, ModelSource, RunState
+from events.test_status import at
+from rules import builders
+
+
+def test_checkpoint_names_later_steps_that_are_not_lost_yet() -> None:
+    began = {"began": 0b111, "start_step": 10, "step": 13, "levels": 3}
+    model = builders.model(checkpoint_step=7, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/c", ""))
+    later = at(RunState.ROUND_TRAIN, model=model, model_source=ModelSource.PEERS, **began)
+    assert "; 6 later steps are in no recorded checkpoint" in checkpoint_of(later)
+    back = at(RunState.ROUND_TRAIN, model=model, model_source=ModelSource.CHECKPOINT, **began)
+    assert "; 3 later steps are in no recorded checkpoint" in checkpoint_of(back)
+    saved = at(RunState.ROUND_TRAIN, model=replace(model, checkpoint_step=13), **began)
+    assert "later" not in checkpoint_of(saved)
+    lost = began | {"step": 10, "model_source": ModelSource.CHECKPOINT}
+    assert checkpoint_of(at(RunState.WARMUP, **lost)) == "the initial model, of step 0"
+
+
+def test_status_names_levels_whose_last_holder_left() -> None:
+    seats = {0: builders.seat(0, state=MemberState.WITHDRAWN), 1: builders.seat(1, tier=2)}
+    found = at(
+        RunState.ROUND_TRAIN,
+        members_=builders.members(seats),
+        model=builders.model(checkpoint_step=7),
+        began=0b11,
+        start_step=7,
+        step=10,
+        levels=3,
+    )
+    assert facts_of(found)["levels"] == (
+        "levels 0, 1 of the model go back to the checkpoint of step 6 in the next epoch: the "
+        "members with the newest steps have left"
+    )
+    assert "levels" not in facts_of(at(RunState.ROUND_TRAIN))
