@@ -20,11 +20,14 @@ AUDIT = b"audit"
 MAX_DRAWN = 8
 """Maximum number of drawn results per round, and of open cases per run.
 
-At most half of the drawn results are newcomers', and half are established members'.
+At most half of either are about newcomers' results, and half about established members'.
 """
 
-MIN_VOTES = 3
-"""Minimum number of equal votes that decide a case. A jury of fewer members decides nothing."""
+MIN_JURY = 4
+"""Minimum size of a jury. A result whose jury is smaller is not drawn.
+
+The other two of three jurors could convict the accuser.
+"""
 
 OPENING_ROUNDS = 2
 """A case may be opened in this number of rounds after the round that recorded the result."""
@@ -66,8 +69,9 @@ class Case:
         return RoundId(epoch, self.height, self.seed)
 
     def is_open(self, run: Run) -> bool:
-        """Return whether members may still vote on the case."""
-        return run.active and run.current.height <= self.opened + VOTING_ROUNDS
+        """Return whether members may still vote on the case. A decided case has no jury."""
+        is_in_time = run.current.height <= self.opened + VOTING_ROUNDS
+        return run.active and self.jury != 0 and is_in_time
 
     def may_vote(self, run: Run, seat: int) -> bool:
         """Return whether a healthy member may vote on the case and has not voted yet."""
@@ -76,11 +80,8 @@ class Case:
 
 
 def votes_to_decide(jury_size: int) -> int:
-    """Return how many mismatches convict the target: two thirds of the jury, and at least three.
-
-    As many matches convict the auditor, or those of all other jurors.
-    """
-    return max(committee.quorum(jury_size), MIN_VOTES)
+    """Return how many mismatches convict the target, or matches the auditor: two thirds."""
+    return committee.quorum(jury_size)
 
 
 def draw_seed(run: Run, height: int) -> int | None:
@@ -142,7 +143,7 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     for seat, share in assign(header, members).items():
         if not share.len or not bitmap.contains(recorder.attested, seat):
             continue
-        if jury(members, header, seat).bit_count() < MIN_VOTES:
+        if jury(members, header, seat).bit_count() < MIN_JURY:
             continue
         number = _hash(state, seat)
         if not bitmap.contains(members.judges, seat):

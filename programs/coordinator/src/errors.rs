@@ -176,7 +176,7 @@ pub enum CoordinatorError {
     NotAJuror,
     #[msg("This member has already voted on this case.")]
     DuplicateVerdict,
-    #[msg("8 cases are open, or one of this auditor is: wait until it is decided or expires.")]
+    #[msg("4 cases about newcomers (or 4 about established members) are open, or this auditor opened one: wait until one is decided or expires.")]
     CasesFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,
