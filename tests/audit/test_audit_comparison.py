@@ -102,6 +102,35 @@ def test_attack_is_a_mismatch(case: str, attack: str) -> None:
     assert REASONS[attack] in found.reason
 
 
+@pytest.mark.parametrize("bounds", [0.5, 1.5, 2.5])
+def test_claim_just_above_bound_has_no_verdict(
+    monkeypatch: pytest.MonkeyPatch, bounds: float
+) -> None:
+    """Two honest machines may be on different sides of one bound, but not of two."""
+    monkeypatch.setattr(members, "FRACTION", bounds * BOUND)
+    trained = last_share("distro")
+    found = audited(trained, members.ATTACKS["direction"](trained))
+    assert found.distances is not None
+    assert found.distances.whole == pytest.approx(bounds * BOUND, rel=0.1)
+    verdicts = {0.5: AuditVerdict.MATCH, 1.5: None, 2.5: AuditVerdict.MISMATCH}
+    assert found.verdict is verdicts[bounds], found.reason
+
+
+def test_coefficients_just_above_rounding_have_no_verdict() -> None:
+    trained = last_share("distro")
+    verdicts = []
+    for size in range(60):
+        factor = 1 + 1e-7 * 1.1**size
+
+        def scale(values: Tensor, factor: float = factor) -> None:
+            values.mul_(factor)
+
+        verdicts.append(audited(trained, changed(trained, f"{VALUES}0.0", scale)).verdict)
+    assert verdicts[0] is AuditVerdict.MATCH
+    assert None in verdicts
+    assert verdicts[-1] is AuditVerdict.MISMATCH
+
+
 @pytest.mark.parametrize("case", ["adamw", "distro"])
 def test_entries_other_than_the_strongest_are_a_mismatch(case: str) -> None:
     """A member that keeps what it sent in its residual would send it twice."""

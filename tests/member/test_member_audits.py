@@ -14,7 +14,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.audit import judges
+from aftermath.audit import claim, judges
+from aftermath.audit.claim import RESIDUAL
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay import replay as honest_replay
 from aftermath.audit.start_weights import StartWeights
@@ -161,20 +162,21 @@ def test_restarted_member_serves_its_restored_state(tmp_path: Path) -> None:
 
     async def scenario(sim: SimulatedRun) -> None:
         sim.stores_optimizer_state = True
-        members = [sim.add(0) for _ in range(4)]  # so all of them are drawn in a round
+        members = [sim.add(0) for _ in range(5)]  # four of them are drawn in each round
         await sim.until(lambda run: run.epoch == 1 and run.state is RunState.WAITING_FOR_MEMBERS)
         await asyncio.sleep(3)
-        await sim.stop(members[-1])
-        sim.start(members[-1])
+        for one in members[3:]:
+            await sim.stop(one)
+            sim.start(one)
         await sim.until_finished()
 
     sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES)
     assert sim.check() > 0
-    *_, restarted = sim.sim_members
-    assert restarted.saw("remembered", epoch=1)
-    seat = seat_of(sim, restarted)
-    (first,) = verdicts(sim, epoch=1, height=0, seat=seat)
-    assert first["verdict"] == "match"
+    restarted = sim.sim_members[3:]
+    assert any(one.saw("remembered", epoch=1) for one in restarted)
+    seats = {seat_of(sim, one) for one in restarted if one.saw("remembered", epoch=1)}
+    first = [event for event in verdicts(sim, epoch=1, height=0) if event["seat"] in seats]
+    assert {event["verdict"] for event in first} == {"match"}
 
 
 @pytest.mark.slow
@@ -403,6 +405,50 @@ def test_cheating_member_is_ejected_and_others_train_on(
         assert sim.members.seats[seat_of(sim, one)].state is not MemberState.EJECTED
     assert any(one.saw("case_decided") for one in honest)
     assert sim.run.trained_steps == RULES["total_steps"]
+
+
+def falsify_one_tensor(sim_member: SimMember) -> None:
+    """Make a member commit to a state with one false tensor of the residual."""
+    assert sim_member.member is not None
+    replica = sim_member.member._replica
+    assert replica is not None
+    honest = replica.train
+
+    def train(*arguments: Any, **options: Any) -> Any:
+        trained = honest(*arguments, **options)
+        tensors = replica.optimizer.state_tensors()
+        with torch.no_grad():
+            tensors[min(name for name in tensors if name.startswith(RESIDUAL))].mul_(1.5)
+        return trained
+
+    replica.train = train  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_partly_false_state_convicts_no_honest_auditor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The auditor and the jury compare the same blocks. One block here stands for eight of many."""
+    monkeypatch.setattr(claim, "RESIDUAL_BLOCKS", 1)
+    falsifier = -1
+
+    async def story(sim: SimulatedRun) -> None:
+        nonlocal falsifier
+        members = [sim.add(0) for _ in range(6)]
+        await sim.until_round(1, epoch=1)
+        falsify_one_tensor(members[-1])
+        falsifier = seat_of(sim, members[-1])
+        await sim.until(lambda _: bool(sim.members.forfeited))
+
+    rules = {"init_min_clients": 6, "rounds_per_epoch": 16, "total_steps": 80}
+    sizes = {"global_batch_size_start": 36, "global_batch_size_end": 36}
+    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES | rules | sizes)
+    assert sim.members.forfeited == 1 << falsifier
+    judged: dict[tuple[int, int], set[str]] = {}
+    for event in verdicts(sim):
+        judged.setdefault((event["height"], event["seat"]), set()).add(event["verdict"])
+    # Everyone finds the same about a result, except those that had no time.
+    assert all(len(found - {"abstained"}) <= 1 for found in judged.values())
 
 
 @pytest.mark.slow

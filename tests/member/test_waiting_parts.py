@@ -174,6 +174,21 @@ def test_refused_duty_warning_names_the_duty() -> None:
     assert events[0].message == "the attestation was refused: no such member"
 
 
+def test_duty_repeats_call_after_temporary_refusals() -> None:
+    ports = cast(Ports, _Bare(VirtualClock(), Events(lambda: 0.0, [])))
+    call = Calls(*[refusal("CasesFull", "wait")] * 2, None)
+    run_virtual(Duty(ports, "the case", still_wanted=lambda: True).insist(call))
+    assert call.times == [0, 5, 15]
+
+
+@pytest.mark.parametrize("name", ["DuplicateVerdict", "NotAuditor", "BadParticipation"])
+def test_duty_does_not_repeat_call_after_final_refusal(name: str) -> None:
+    ports = cast(Ports, _Bare(VirtualClock(), Events(lambda: 0.0, [])))
+    call = Calls(refusal(name, "no"))
+    run_virtual(Duty(ports, "the case", still_wanted=lambda: True).insist(call))
+    assert call.times == [0]
+
+
 class _Bare:
     def __init__(self, clock: VirtualClock, events: Events) -> None:
         self.clock = clock

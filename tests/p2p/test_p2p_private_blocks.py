@@ -15,14 +15,12 @@ from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
 from aftermath.replica.state_sharing import (
-    LENT_TOPIC,
     TOPIC,
     FalseBlock,
     ServedState,
     StateBlock,
     StateShare,
     ask_block,
-    ask_lent,
     copy_state,
     proven,
     question,
@@ -135,27 +133,11 @@ async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
     parts, _, state = state_of()
     root = state.tree.root
     share = StateShare(auditor)
-    with pytest.raises(RequestRefused):
-        await ask_lent(juror, auditor.node_id, root, parts, 10)
     block = StateBlock(state.read(parts.place(2)), tuple(state.tree.proof(2)))
     share.lend(root, {2: block})
-    assert await ask_lent(juror, auditor.node_id, root, parts, 10) == [2]
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     with pytest.raises(RequestRefused):
         await ask_block(juror, auditor.node_id, root, parts, 3, 10)
-
-
-@pytest.mark.parametrize("reply", [b"", b"\0\0\0", b"\xff" * 4])
-async def test_invalid_list_of_lent_blocks_is_rejected(mesh: Mesh, reply: bytes) -> None:
-    auditor, juror = await mesh(1, 2)
-    parts, _, state = state_of()
-
-    async def other(peer: bytes, body: bytes) -> bytes:
-        return reply
-
-    auditor.handle(LENT_TOPIC, other)
-    with pytest.raises(FalseBlock):
-        await ask_lent(juror, auditor.node_id, state.tree.root, parts, 10)
 
 
 async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> None:

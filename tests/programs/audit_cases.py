@@ -6,11 +6,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aftermath.chain import views
-from aftermath.rules import audits, bitmap
+from aftermath.rules import assignment, audits, bitmap
 from aftermath.rules.audits import Case
-from aftermath.rules.run import RoundId
-from programs.harness import Outcome
+from aftermath.rules.run import Interval, RoundId
+from programs.harness import Outcome, World
 from programs.scenario import Scenario
+
+EVERYONE = range(7)
+RATES = (100, 9)
+POINTS = 20
 
 
 @dataclass(frozen=True)
@@ -57,6 +61,24 @@ def start_established(
     return run
 
 
+def audited(world: World, rounds: int = 2, **config: int) -> Scenario:
+    """Return a run in round `rounds` of seven established members.
+
+    Four results of each round are audited.
+    """
+    run = Scenario(world).start(
+        **{"verification_percent": 100, "init_min_clients": 7, "rounds_per_epoch": 9} | config
+    )
+    run.owner("set_future_epoch_rates", *RATES).ok()
+    start_established(run, dict.fromkeys(EVERYONE, 0))
+    record = world.record("Members", "test")
+    record["seats"][0]["points"][:7] = POINTS
+    world.store("Members", "test", record)
+    for _ in range(rounds):
+        run.witness_round()
+    return run.draw()
+
+
 def audit_of(run: Scenario, height: int, target: int | None = None) -> Audit:
     """Return the audit of a target's result of a round, or of the first drawn one."""
     state = run.run
@@ -86,6 +108,24 @@ def convict(run: Scenario, audit: Audit) -> None:
 
 
 def cases(run: Scenario) -> tuple[Case, ...]:
+    """Return the undecided cases. Some may have expired."""
     offset, length = views.witnesses_cases_range()
     data = run.world.data(run.accounts["witnesses"])
-    return views.parse_cases(data[offset : offset + length])
+    found = views.parse_cases(data[offset : offset + length])
+    return tuple(one for one in found if one.jury)
+
+
+def end_epoch(run: Scenario) -> None:
+    """Let the healthy members play the remaining rounds and the cooldown."""
+    while run.run.state.training:
+        run.witness_round()
+    run.world.advance(31)
+    run.tick().ok()
+
+
+def share_of(run: Scenario, audit: Audit) -> list[Interval]:
+    """Return the sequences of an audited result."""
+    header = run.run.round(audit.at.height)
+    assert header is not None
+    share = assignment.assign(header, run.members)[audit.target]
+    return [Interval(one.start, len(one)) for one in assignment.sequences(header, share)]

@@ -176,34 +176,35 @@ class Oracle(Transitions):
 
     def verify(self, wallet: int, number: int, at: RoundId, target: int, mismatch: bool) -> None:
         require(self.state.active, "WrongState")
-        case = next((one for one in self.open_cases() if self._is_about(one, at, target)), None)
+        case = next((one for one in self.kept_cases() if self._is_about(one, at, target)), None)
         backs = (back for back in range(1, STORED_ROUNDS) if self.is_round(at, back))
         round = self._past(next(backs, STORED_ROUNDS))
         audits = self.audits(round) if round else None
-        require(case is not None or audits is not None, "StaleHeight")
         self._require_own_seat(number, wallet)
         if case is None:
-            assert round is not None
-            assert audits is not None
+            if round is None or audits is None:
+                raise Refusal("StaleHeight")
             require(mismatch, "NotDisputed")
-            seat = self.members[target] if target < len(self.members) else None
-            require(seat is None or seat.state is not MemberState.EJECTED, "AlreadyEjected")
             require(target in audits, "NotAudited")
             auditor, jury = audits[target]
             require(auditor == number, "NotAuditor")
-            self.cases = self.open_cases()
-            is_accuser = any(one.auditor == auditor for one in self.cases)
-            require(not is_accuser and len(self.cases) < MAX_DRAWN, "CasesFull")
+            self.cases = self.kept_cases()
+            of_class = [
+                one
+                for one in self.cases
+                if bitmap.contains(self.judges, one.target) == bitmap.contains(self.judges, target)
+            ]
+            is_accuser = any(one.auditor == auditor for one in of_class if one.jury)
+            require(not is_accuser and len(of_class) < MAX_DRAWN // 2, "CasesFull")
             sequences = behind(round.batch, set(self.shares(round)[target]))
             case = OracleCase(round, self.round.height, target, auditor, jury, sequences)
             self.cases.append(case)
         require(number in case.jury, "NotAJuror")
         require(number not in case.votes, "DuplicateVerdict")
         case.votes[number] = mismatch
-        convicting = max(3, quorum(len(case.jury)))
-        decisive = convicting if mismatch else min(convicting, len(case.jury) - 1)
-        if case.against(mismatch).bit_count() >= decisive:
-            self.cases.remove(case)
+        if case.against(mismatch).bit_count() >= quorum(len(case.jury)):
+            case.jury = []
+            case.votes = {}
             if mismatch and self._has_room(len(case.sequences)):
                 self.trained -= numbers(case.sequences)
                 self._put_back(case.sequences)
@@ -285,7 +286,7 @@ class Oracle(Transitions):
         trained = seat.established or bitmap.contains(self.proven, number)
         holds = trained and (cooling or bitmap.contains(self.finishers, number))
         holds = holds and seat.tier == 0
-        require(holds, "NotAllowedToCheckpoint")
+        require(holds and seat.state is not MemberState.EJECTED, "NotAllowedToCheckpoint")
         require(
             self.known.attested == self.every and hashes == self.known.hashes, "CheckpointMismatch"
         )

@@ -129,7 +129,10 @@ class OracleRound:
 
 @dataclass
 class OracleCase:
-    """A disputed result. `votes` has each juror's finding: whether the result is wrong."""
+    """A disputed result. `votes` has each juror's finding: whether the result is wrong.
+
+    A decided case has no jury.
+    """
 
     round: OracleRound
     opened: int

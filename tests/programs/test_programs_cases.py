@@ -2,54 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from aftermath.rules import assignment, audits, bitmap
-from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.run import BACKLOG, Interval, RoundId
-from aftermath.rules.state import MemberState, RunState
-from programs.audit_cases import Audit, audit_of, cases, convict, start_established, vote
+from aftermath.rules import audits, bitmap
+from aftermath.rules.run import BACKLOG, RoundId
+from aftermath.rules.state import MemberState
+from programs.audit_cases import (
+    EVERYONE,
+    POINTS,
+    Audit,
+    audit_of,
+    audited,
+    cases,
+    convict,
+    end_epoch,
+    share_of,
+    start_established,
+    vote,
+)
 from programs.harness import World
 from programs.scenario import Scenario
-
-EVERYONE = range(7)
-RATES = (100, 9)
-POINTS = 20
-HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
-
-
-def audited(world: World, rounds: int = 2, **config: int) -> Scenario:
-    """Return a run in round `rounds` of seven established members.
-
-    Four results of each round are audited.
-    """
-    run = Scenario(world).start(
-        **{"verification_percent": 100, "init_min_clients": 7, "rounds_per_epoch": 9} | config
-    )
-    run.owner("set_future_epoch_rates", *RATES).ok()
-    start_established(run, dict.fromkeys(EVERYONE, 0))
-    record = world.record("Members", "test")
-    record["seats"][0]["points"][:7] = POINTS
-    world.store("Members", "test", record)
-    for _ in range(rounds):
-        run.witness_round()
-    return run.draw()
-
-
-def end_epoch(run: Scenario) -> None:
-    """Let the healthy members play the remaining rounds and the cooldown."""
-    while run.run.state.training:
-        run.witness_round()
-    run.world.advance(31)
-    run.tick().ok()
-
-
-def share_of(run: Scenario, audit: Audit) -> list[Interval]:
-    """Return the sequences of an audited result."""
-    header = run.run.round(audit.at.height)
-    assert header is not None
-    share = assignment.assign(header, run.members)[audit.target]
-    return [Interval(one.start, len(one)) for one in assignment.sequences(header, share)]
 
 
 # ---- decisions
@@ -74,8 +48,10 @@ def test_jury_convicts_target_and_voids_its_result(world: World) -> None:
     assert run.run.members_seq == before + 1
     assert cases(run) == ()
     assert list(run.backlog) == share
-    vote(run, audit.auditor, audit).refused("AlreadyEjected")
+    for seat in (audit.auditor, audit.others[4]):
+        vote(run, seat, audit).refused("NotAJuror")
     run.witness_round()
+    vote(run, audit.auditor, audit).refused("NotAJuror")  # its sequences would be put back again
     assert list(run.run.current.redo) == share
     assert run.backlog == ()
     end_epoch(run)
@@ -94,7 +70,7 @@ def test_jury_acquits_target_and_ejects_accuser(world: World) -> None:
     assert run.members.seats[audit.auditor].state is MemberState.EJECTED
     assert run.members.seats[audit.target].state is MemberState.HEALTHY
     assert (cases(run), run.backlog) == ((), ())
-    vote(run, audit.others[4], audit).refused("NotAuditor")
+    vote(run, audit.others[4], audit).refused("NotAJuror")
     vote(run, audit.auditor, audit).refused("SeatMismatch")
 
 
@@ -146,6 +122,21 @@ def test_second_conviction_voids_second_result(world: World) -> None:
     for seat in second.others[:3]:
         vote(run, seat, second).ok()
     assert cases(run) == ()
+    assert sum(one.len for one in run.backlog) == sum(one.len for one in shares)
+
+
+def test_result_of_ejected_member_is_disputed_and_voided(world: World) -> None:
+    run = audited(world, rounds=3)
+    drawn = [audits.drawn_results(run.run, run.members, height) for height in (0, 1)]
+    target = next(one for one in drawn[0] if drawn[0][one] != drawn[1].get(one, drawn[0][one]))
+    first = audit_of(run, 0, target)
+    second = audit_of(run, 1, target)
+    shares = share_of(run, first) + share_of(run, second)
+    convict(run, first)
+    before = run.run.members_seq
+    convict(run, second)
+    assert run.run.members_seq == before
+    assert run.members.forfeited == 1 << target
     assert sum(one.len for one in run.backlog) == sum(one.len for one in shares)
 
 
@@ -223,29 +214,30 @@ def test_jurors_vote_once_and_parties_do_not_judge(world: World) -> None:
 
 def test_members_of_higher_tier_do_not_judge(world: World) -> None:
     """A member of tier 1 does not hold level 0, which the target of tier 0 trained."""
-    run = Scenario(world).start(verification_percent=100, init_min_clients=8, rounds_per_epoch=9)
-    start_established(run, {index: index % 2 for index in range(8)})
+    run = Scenario(world).start(verification_percent=100, init_min_clients=10, rounds_per_epoch=9)
+    start_established(run, {index: index % 2 for index in range(10)})
     run.witness_round()
     run.witness_round(participation=0b11)
     run.draw()
     audit = audit_of(run, 0, 0)
-    assert audit.jury == (2, 4, 6)
+    assert audit.jury == (2, 4, 6, 8)
     vote(run, audit.auditor, audit).ok()
-    for seat in (1, 3, 5, 7):
+    for seat in (1, 3, 5, 7, 9):
         vote(run, seat, audit).refused("NotAJuror")
     small = audit_of(run, 0, 1)
-    assert small.jury == (0, 2, 3, 4, 5, 6, 7)
+    assert small.jury == (0, *range(2, 10))
 
 
-def test_result_with_two_jurors_is_not_drawn(world: World) -> None:
-    run = Scenario(world).start(verification_percent=100, rounds_per_epoch=9)
-    start_established(run, dict.fromkeys(range(3), 0))
+def test_result_with_three_jurors_is_not_drawn(world: World) -> None:
+    """Two of a jury of three could convict the accuser."""
+    run = Scenario(world).start(verification_percent=100, init_min_clients=4, rounds_per_epoch=9)
+    start_established(run, dict.fromkeys(range(4), 0))
     for _ in range(2):
         run.witness_round()
     run.draw()
     at = RoundId(0, 0, run.run.rounds[0].seed)
-    for seat in range(3):
-        for target in range(3):
+    for seat in range(4):
+        for target in range(4):
             run.by(seat, "verify", seat, at, target, True).refused("NotAudited")
 
 
@@ -298,19 +290,18 @@ def test_rounds_that_everyone_witnesses_have_no_audits(world: World) -> None:
             run.by(seat, "verify", seat, at, target, True).refused("StaleHeight")
 
 
-def test_two_other_jurors_of_three_acquit_target(world: World) -> None:
-    """The accuser is one of the three jurors, so three matches would be impossible."""
-    run = Scenario(world).start(verification_percent=100, init_min_clients=4, rounds_per_epoch=9)
-    start_established(run, dict.fromkeys(range(4), 0))
+def test_all_other_jurors_of_four_acquit_target(world: World) -> None:
+    run = Scenario(world).start(verification_percent=100, init_min_clients=5, rounds_per_epoch=9)
+    start_established(run, dict.fromkeys(range(5), 0))
     for _ in range(2):
         run.witness_round()
     run.draw()
     audit = audit_of(run, 0)
-    assert len(audit.jury) == 3
+    assert len(audit.jury) == 4
     vote(run, audit.auditor, audit).ok()
-    vote(run, audit.others[0], audit, mismatch=False).ok()
-    assert run.members.seats[audit.auditor].state is MemberState.HEALTHY
-    vote(run, audit.others[1], audit, mismatch=False).ok()
+    for seat in audit.others:
+        assert run.members.seats[audit.auditor].state is MemberState.HEALTHY
+        vote(run, seat, audit, mismatch=False).ok()
     assert run.members.seats[audit.auditor].state is MemberState.EJECTED
     assert run.members.seats[audit.target].state is MemberState.HEALTHY
 
@@ -386,29 +377,29 @@ def test_vote_about_another_round_is_refused(world: World) -> None:
         run.by(seat, "verify", seat, round_id, audit.target, True).refused("StaleHeight")
 
 
-def test_eight_cases_fill_run_until_one_expires(world: World) -> None:
-    run = Scenario(world).start(verification_percent=100, init_min_clients=20, rounds_per_epoch=20)
-    start_established(run, dict.fromkeys(range(20), 0))
-    run.witness_round()
+def open_until_full(run: Scenario, wanted: Callable[[int], bool]) -> int:
+    """Open cases about results of `wanted` targets until the run has no room. Return how many."""
     accusers: set[int] = set()
-    full = False
-    while not full:
-        run.witness_round()
+    while True:
+        run.witness_round(range(10))
         run.draw()
         height = audits.auditable_heights(run.run)[0]
-        for target in audits.drawn_results(run.run, run.members, height):
+        for target in filter(wanted, audits.drawn_results(run.run, run.members, height)):
             audit = audit_of(run, height, target)
             if audit.auditor in accusers:
                 continue
-            full = len(accusers) == 8
-            outcome = vote(run, audit.auditor, audit)
-            if full:
-                outcome.refused("CasesFull")
-                break
-            outcome.ok()
             accusers.add(audit.auditor)
-    assert len(cases(run)) == 8
-    while sum(one.is_open(run.run) for one in cases(run)) == 8:
+            if (outcome := vote(run, audit.auditor, audit)).error:
+                outcome.refused("CasesFull")
+                return len(cases(run))
+
+
+def test_four_cases_fill_class_until_one_expires(world: World) -> None:
+    run = Scenario(world).start(verification_percent=100, init_min_clients=10, rounds_per_epoch=20)
+    start_established(run, dict.fromkeys(range(10), 0))
+    run.witness_round()
+    assert open_until_full(run, lambda _: True) == 4
+    while sum(one.is_open(run.run) for one in cases(run)) == 4:
         run.witness_round()
     run.draw()
     height = audits.auditable_heights(run.run)[0]
@@ -417,8 +408,28 @@ def test_eight_cases_fill_run_until_one_expires(world: World) -> None:
     drawn = audits.drawn_results(run.run, run.members, height)
     later = audit_of(run, height, next(one for one in drawn if drawn[one] not in accusers))
     vote(run, later.auditor, later).ok()
-    assert len(cases(run)) == 8
+    assert len(cases(run)) == 4
     assert sum(one.is_open(run.run) for one in cases(run)) == len(open_cases) + 1
+
+
+def test_cases_about_newcomers_do_not_prevent_others(world: World) -> None:
+    """Four cases about newcomers are open. Their auditors still accuse established members."""
+    run = Scenario(world).start(verification_percent=100, init_min_clients=16, rounds_per_epoch=20)
+    start_established(run, dict.fromkeys(range(16), 0), range(10))
+    run.witness_round(range(10))
+    assert open_until_full(run, lambda target: target >= 10) == 4
+    busy = {one.auditor for one in cases(run)}
+    accused_by_busy = 0
+    for _ in range(3):
+        height = audits.auditable_heights(run.run)[0]
+        for target, auditor in audits.drawn_results(run.run, run.members, height).items():
+            is_open = [one.auditor for one in cases(run) if one.target < 10]
+            if target < 10 and auditor not in is_open and len(is_open) < 4:
+                vote(run, auditor, audit_of(run, height, target)).ok()
+                accused_by_busy += auditor in busy
+        run.witness_round(range(10))
+        run.draw()
+    assert accused_by_busy
 
 
 def test_run_without_audits_has_no_cases(world: World) -> None:
@@ -426,114 +437,6 @@ def test_run_without_audits_has_no_cases(world: World) -> None:
     at = RoundId(0, 0, run.run.rounds[0].seed)
     for seat in EVERYONE:
         run.by(seat, "verify", seat, at, (seat + 1) % 7, True).refused("StaleHeight")
-
-
-# ---- the end of an epoch
-def test_last_trained_round_has_no_audits(world: World) -> None:
-    """Round 3 is the last one with data. Its drain round draws the results of round 2."""
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    assert run.run.draining
-    assert audits.auditable_heights(run.run) == (2, 1)
-    run.witness_round()
-    assert run.run.state is RunState.COOLDOWN
-    audit = audit_of(run, 2)
-    convict(run, audit)
-    seat = run.members.seats[audit.target]
-    assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 5)
-    last = RoundId(0, 3, run.run.rounds[3].seed)
-    run.by(audit.auditor, "verify", audit.auditor, last, audit.others[0], True).refused(
-        "StaleHeight"
-    )
-
-
-def test_cooldown_without_overlap_judges_last_round_but_one(world: World) -> None:
-    run = audited(world, rounds=1, overlap=0, rounds_per_epoch=2)
-    assert audits.auditable_heights(run.run) == (0,)
-    run.witness_round()
-    assert run.run.state is RunState.COOLDOWN
-    audit = audit_of(run, 0)
-    convict(run, audit)
-    assert run.members.seats[audit.target].state is MemberState.EJECTED
-
-
-def in_cooldown_with_open_case(world: World) -> tuple[Scenario, Audit]:
-    """Return a run in cooldown that only an open case keeps from ending, and that case's audit."""
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    run.witness_round()
-    audit = audit_of(run, 2)
-    vote(run, audit.auditor, audit).ok()
-    for index in EVERYONE:
-        if run.run.levels_attested != 0b111:
-            run.attest(index, HASHES).ok()
-    name_checkpoint(run)
-    return run, audit
-
-
-def name_checkpoint(run: Scenario) -> None:
-    healthy = bitmap.seats(run.members.healthy)
-    checkpoint = {"kind": 1, "repo": "r", "revision": "", "hashes": list(HASHES.values())}
-    run.by(next(healthy), "checkpoint", checkpoint).ok()
-
-
-def test_open_case_keeps_cooldown_until_jury_decides(world: World) -> None:
-    run, audit = in_cooldown_with_open_case(world)
-    run.tick().refused("NothingToTick")
-    start = run.run.state_started_at
-    for known in (None, cases(run)):
-        assert next_deadline(run.run, run.members, run.model, known) == start + 30
-    assert next_deadline(run.run, run.members, run.model, ()) == start + 1
-    for seat in audit.others[:3]:
-        assert run.run.state is RunState.COOLDOWN
-        vote(run, seat, audit).ok()
-    assert run.run.state is RunState.WAITING_FOR_MEMBERS
-    assert bitmap.contains(run.members.forfeited, audit.target)
-    assert not bitmap.contains(run.members.established, audit.target)
-
-
-def test_undecided_case_ends_with_cooldown_time(world: World) -> None:
-    run, _ = in_cooldown_with_open_case(world)
-    run.world.advance(31)
-    run.tick().ok()
-    assert run.run.state is RunState.WAITING_FOR_MEMBERS
-    assert run.members.forfeited == 0
-
-
-def test_void_result_of_attested_model_is_trained_again(world: World) -> None:
-    """A checkpoint lists the void sequences as untrained, so a rewind to it repeats them."""
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    run.witness_round()
-    audit = audit_of(run, 2)
-    share = share_of(run, audit)
-    for seat in (audit.auditor, *audit.others)[: audit.decisive - 1]:
-        vote(run, seat, audit).ok()
-    for index in EVERYONE:
-        if run.run.levels_attested != 0b111:
-            run.attest(index, HASHES).ok()
-    assert run.run.attested_data_index == run.run.data_index
-    vote(run, audit.others[audit.decisive - 2], audit).ok()
-    assert run.members.seats[audit.target].state is MemberState.EJECTED
-    assert run.run.attested_data_index == share[0].start
-    name_checkpoint(run)
-    assert run.model.checkpoint_data_index == share[0].start
-    run.owner("set_paused", True).ok()
-    run.owner("rewind", 0, run.model.checkpoint_step).ok()
-    assert (run.run.data_index, run.run.backlog) == (share[0].start, 0)
-
-
-def test_cases_end_with_epoch(world: World) -> None:
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    audit = audit_of(run, 2)
-    vote(run, audit.auditor, audit).ok()
-    end_epoch(run)
-    assert run.run.state is RunState.WAITING_FOR_MEMBERS
-    vote(run, audit.others[0], audit).refused("WrongState")
-    run.world.advance(100_000)
-    run.warm_up(EVERYONE)
-    vote(run, audit.others[0], audit).refused("WrongState")
-    run.world.advance(31)
-    run.tick().ok()
-    assert cases(run) == ()
-    vote(run, audit.others[0], audit).refused("StaleHeight")
 
 
 def test_verdict_outside_training_is_refused(run: Scenario) -> None:

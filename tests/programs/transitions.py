@@ -253,7 +253,7 @@ class Transitions:
             newcomer = not bitmap.contains(self.judges, number)
             chosen = newcomer or 100 * (random >> 32) < self.config.verification_percent << 32
             jury = self._jury_of(round, number)
-            if chosen and len(jury) >= 3 and self.shares(round).get(number):
+            if chosen and len(jury) >= 4 and self.shares(round).get(number):
                 drawn[newcomer].append((random, number))
         audits = {}
         for random, number in sorted(drawn[False])[:4] + sorted(drawn[True])[:4]:
@@ -266,9 +266,26 @@ class Transitions:
         among = bitmap.seats(round.roster & self.judges)
         return [one for one in among if one != target and self.members[one].tier <= tier]
 
+    def kept_cases(self) -> list[OracleCase]:
+        """Return the cases that may be voted on, and decided ones about results that may still be
+        disputed.
+        """
+        return [
+            one for one in self.cases if self.round.height <= one.opened + (4 if one.jury else 1)
+        ]
+
     def open_cases(self) -> list[OracleCase]:
         """Return the cases that may be voted on."""
-        return [one for one in self.cases if self.round.height <= one.opened + 4]
+        return [one for one in self.kept_cases() if one.jury]
+
+    def _delaying_cases(self) -> list[OracleCase]:
+        """Return the open cases that more than a third of their juries support."""
+        return [
+            one
+            for one in self.open_cases()
+            if 3 * one.against(True).bit_count() > len(one.jury)
+            and self.members[one.target].state is not MemberState.EJECTED
+        ]
 
     def electees(self, level: int) -> list[int]:
         """Return the committee of a level: holders that have shown it, now or before, present or
@@ -1008,6 +1025,7 @@ class Transitions:
             )
         self.statements = {level: {} for level in range(self.levels)}
         if self.judged:
+            self.proven &= ~self._seats(MemberState.EJECTED)
             for number in bitmap.seats(self.proven & self.healthy):
                 self.proven &= ~(0 if self._delivered_half(self.members[number]) else 1 << number)
             for number in bitmap.seats(self.judges & self.healthy):
@@ -1041,9 +1059,8 @@ class Transitions:
     def _safe(self) -> bool:
         levels = self._held(self.healthy & self.round.roster)
         saved = self.known.step == self.step == self.durable.step
-        return (
-            bool(levels) and not levels & ~self.known.attested and saved and not self.open_cases()
-        )
+        attested = bool(levels) and not levels & ~self.known.attested
+        return attested and saved and not self._delaying_cases()
 
     def _tick_cooldown(self) -> bool:
         if not self._safe():

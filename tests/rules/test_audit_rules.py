@@ -108,7 +108,7 @@ def test_drawn_results_are_recorded_and_judged_by_others(
         assert bitmap.contains(recorded, target)
         assert bitmap.contains(jurors, auditor)
         assert not bitmap.contains(jurors, target)
-        assert jurors.bit_count() >= audits.MIN_VOTES
+        assert jurors.bit_count() >= audits.MIN_JURY
         assert not jurors & ~judges
         assert all(tiers[one] <= tiers[target] for one in bitmap.seats(jurors))
 
@@ -149,11 +149,11 @@ def test_auditors_differ_between_results_and_seeds() -> None:
     assert all(10 < count < 45 for count in counts)
 
 
-def test_results_with_two_jurors_are_not_drawn() -> None:
-    """Two jurors cannot decide a case, so their target is not drawn."""
-    tiers = {0: 0, 1: 0, 2: 0, 3: 1, 4: 1}
-    now = at_height(3, range(5))
-    assert set(audits.drawn_results(now, members_of(range(5), tiers=tiers), 1)) == {3, 4}
+def test_results_with_three_jurors_are_not_drawn() -> None:
+    """Two of a jury of three could convict the accuser."""
+    tiers = {0: 0, 1: 0, 2: 0, 3: 0, 4: 1, 5: 1}
+    now = at_height(3, range(6))
+    assert set(audits.drawn_results(now, members_of(range(6), tiers=tiers), 1)) == {4, 5}
 
 
 def test_jury_counts_members_that_left() -> None:
@@ -163,8 +163,8 @@ def test_jury_counts_members_that_left() -> None:
     assert audits.jury(without, builders.header(0b11111), 0) == 0b11110
 
 
-@pytest.mark.parametrize(("jurors", "votes"), [(0, 3), (3, 3), (4, 3), (5, 4), (6, 4), (255, 170)])
-def test_two_thirds_and_three_votes_decide(jurors: int, votes: int) -> None:
+@pytest.mark.parametrize(("jurors", "votes"), [(4, 3), (5, 4), (6, 4), (9, 6), (255, 170)])
+def test_two_thirds_of_jury_decide(jurors: int, votes: int) -> None:
     assert audits.votes_to_convict(jurors) == votes
 
 

@@ -115,8 +115,9 @@ def start_blocks(
 def drawn_residual_blocks(state_outline: StateOutline, seed: bytes) -> list[int]:
     """Return up to RESIDUAL_BLOCKS indices of blocks of the residual.
 
-    The first 8 bytes of the seed draw them. It must be secret, because a member could falsify all
-    other blocks.
+    The first 8 bytes of the seed draw them. It must be unknown when the member commits to its
+    state, because a member could falsify all other blocks. All jurors must use the same seed:
+    otherwise those whose blocks are right convict an auditor that found a false one.
     """
     blocks = [
         index

@@ -2,7 +2,8 @@
 
 Exact: the state's blocks are under the committed root, its entries are what the encoder chooses
 from its residual, and the payloads are these entries. Within a bound: the residual and the moments
-after the share. Any blocks of the residual will do, but all moments are needed.
+after the share. Any blocks of the residual will do, but all moments are needed. A claim just above
+a bound has no verdict.
 """
 
 from __future__ import annotations
@@ -66,6 +67,12 @@ def bound_of(passes: PassSettings, schema: Schema) -> float:
     return MUON_BF16_BOUND if schema.optimizer.inner_optimizer == "muon" else BF16_BOUND
 
 
+CERTAIN = 2.0
+"""A claim is false only above this many bounds. Between one and this many, it has no verdict."""
+# Two honest machines measure distances that differ by less than one bound. So if one of them
+# accuses, no other acquits, and nobody can split a jury with a result at the edge of a bound.
+
+
 class AuditVerdict(Enum):
     """Whether a claim matches the replay of its share."""
 
@@ -93,9 +100,9 @@ class Distances:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The outcome of an audit."""
+    """The outcome of an audit. `verdict` is None if the claim is just above a bound."""
 
-    verdict: AuditVerdict
+    verdict: AuditVerdict | None
     reason: str
     """A sentence that names the failed check and its figure."""
     distances: Distances | None
@@ -127,13 +134,16 @@ def compare(replay: Replay, claim: Claim, bound: float = BOUND) -> Comparison:
         return _mismatch(f"the encoder cannot produce this private state: {error.message}")
     distances = Distances(*_residual_distances(replay, state, audited), _moments(replay, state))
     fault = (
-        _wrong_entries(replay, state, audited)
+        _wrong_entries(replay, state, audited, CERTAIN)
         or _wrong_payload(replay, claim, state, audited)
         or _wrong_counts(replay, state)
-        or _too_far(distances, bound)
+        or _too_far(distances, CERTAIN * bound)
     )
     if fault:
         return _mismatch(fault, distances)
+    doubt = _wrong_entries(replay, state, audited, 1.0) or _too_far(distances, bound)
+    if doubt:
+        return Comparison(None, f"no machine can be certain: {doubt}", distances)
     return Comparison(
         AuditVerdict.MATCH,
         f"the distance of the residual is {distances.whole:.2g}, and that of the moments "
@@ -181,8 +191,13 @@ def _forget_other_blocks(state: KnownState, audited: Audited) -> None:
 # --- exact checks
 
 
-def _wrong_entries(replay: Replay, state: KnownState, audited: Audited) -> str | None:
-    """Return a fault if the encoder chooses other entries from the claimed residual."""
+def _wrong_entries(
+    replay: Replay, state: KnownState, audited: Audited, roundings: float
+) -> str | None:
+    """Return a fault if the encoder chooses other entries from the claimed residual.
+
+    Coefficients of a transform may differ by this many rounding errors.
+    """
     results = replay.share.schema.results
     chosen = None
     if results.transform is Transform.NONE:
@@ -195,7 +210,7 @@ def _wrong_entries(replay: Replay, state: KnownState, audited: Audited) -> str |
             )
             if chosen is None:
                 group = level_layout(results, level).groups[number]
-                wrong = _not_strongest(residual, indices, values, group)
+                wrong = _not_strongest(residual, indices, values, group, roundings)
             else:
                 wrong = (indices != chosen[f"indices.{where}"][rows]).any(1)
                 wrong |= (values != chosen[f"values.{where}"][rows]).any(1)
@@ -225,13 +240,16 @@ def _chosen(replay: Replay, state: KnownState) -> dict[str, Tensor]:
     return feedback.state_tensors()
 
 
-def _not_strongest(residual: Tensor, indices: Tensor, values: Tensor, group: Group) -> Tensor:
+def _not_strongest(
+    residual: Tensor, indices: Tensor, values: Tensor, group: Group, roundings: float
+) -> Tensor:
     """Return which blocks have entries other than the strongest coefficients, bool [blocks]."""
     # Devices round the transform differently, so coefficients are compared within the largest
     # rounding error: 2^-24 of the block's norm per term of the two products, and as much for the
     # transform's basis.
     coefficients = forward(residual).flatten(1)
-    rounding = coefficients.norm(dim=1) * (group.height + group.width) * 2.0**-23
+    terms = group.height + group.width
+    rounding = coefficients.norm(dim=1) * terms * 2.0**-23 * roundings
     used = indices != UNUSED
     places = indices.masked_fill(~used, 0)
     differences = (coefficients.gather(1, places) - values).masked_fill_(~used, 0).abs()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from aftermath.audit.claim import blocks_to_fetch, drawn_residual_blocks, start_blocks
 from aftermath.optim.engine import outline_of
 from aftermath.optim.schema import Schema
-from aftermath.rules.audits import MAX_DRAWN, MIN_VOTES
+from aftermath.rules.audits import MAX_DRAWN, MIN_JURY
 from aftermath.rules.run import Config
 
 AUDIT_OVER_SHARE = 1.8
@@ -32,7 +32,7 @@ class AuditCost:
 
 def audit_cost(schema: Schema, rules: Config, members: int) -> AuditCost | None:
     """Return the cost of audits to one of `members` members, or None if nothing is audited."""
-    if not rules.verification_percent or members <= MIN_VOTES:
+    if not rules.verification_percent or members <= MIN_JURY:
         return None
     drawn = min(rules.verification_percent / 100 * members, MAX_DRAWN // 2) / members
     return AuditCost(
@@ -47,11 +47,12 @@ def audit_cost(schema: Schema, rules: Config, members: int) -> AuditCost | None:
 def bytes_of_an_audit(schema: Schema, tier: int, members: int) -> int:
     """Return the bytes that a member serves of its states, without proofs, if it is audited once.
 
-    The auditor fetches parts of two states. All others ask for one block.
+    The auditor fetches parts of two states. All others ask for the drawn blocks of the residual.
     """
     outline = outline_of(schema, tier)
     sizes = [outline.place(index).size for index in range(outline.count)]
     sample = drawn_residual_blocks(outline, bytes(8))
     before = start_blocks(outline, schema, sample)
     after = blocks_to_fetch(outline, schema.results, sample)
-    return sum(sizes[index] for index in [*before, *after]) + (members - 1) * max(sizes)
+    fetched = sum(sizes[index] for index in [*before, *after])
+    return fetched + (members - 1) * sum(sizes[index] for index in sample)

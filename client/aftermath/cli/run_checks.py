@@ -481,10 +481,10 @@ def audits(subject: Subject) -> Finding | None:
     if subject.view is None or subject.schema is None:
         return None
     from aftermath.audit.cost import audit_cost
-    from aftermath.rules.audits import MIN_VOTES
+    from aftermath.rules.audits import MIN_JURY
 
     rules = subject.view.run.config
-    cost = audit_cost(subject.schema, rules, max(rules.init_min_clients, MIN_VOTES + 1))
+    cost = audit_cost(subject.schema, rules, max(rules.init_min_clients, MIN_JURY + 1))
     if cost is None:
         return None
     percent = rules.verification_percent

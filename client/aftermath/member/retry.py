@@ -88,3 +88,10 @@ class Duty:
             self.refused = refusal.reason is not Refusal.MAY_PASS
             self._not_before = self._ports.clock.monotonic() + self._waits.next()
             return False
+
+    async def insist(self, call: Callable[[], Awaitable[None]]) -> None:
+        """Retry `call` like `fulfil`, and after temporary refusals too."""
+        await self.fulfil(call)
+        while not self.due and not self.refused and self._still_wanted():
+            await self._ports.clock.sleep(self._not_before - self._ports.clock.monotonic())
+            await self.fulfil(call)

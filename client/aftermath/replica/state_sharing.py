@@ -22,7 +22,6 @@ from aftermath.p2p.transport import RequestRefused, Transport, short
 from aftermath.replica.mapped_tensors import mapped_if_large
 
 TOPIC = "state"
-LENT_TOPIC = "lent-blocks"
 _QUESTION = struct.Struct(f"<{DIGEST}sI")  # root, index of a block
 
 
@@ -71,7 +70,6 @@ class StateShare:
         self._hidden: set[bytes] = set()
         self._lent: dict[bytes, Mapping[int, StateBlock]] = {}
         transport.handle(TOPIC, self.answer)
-        transport.handle(LENT_TOPIC, self.answer_lent)
 
     def offer(self, state: ServedState, *, states: int, hidden: bool = False) -> None:
         """Serve a state, after `show` if it is hidden. Keep `states` in total."""
@@ -103,14 +101,6 @@ class StateShare:
         them.
         """
         self._lent[root] = blocks
-
-    async def answer_lent(self, peer: bytes, body: bytes) -> bytes:
-        """Return the indices of the lent blocks of the state with the requested root."""
-        del peer
-        indices = sorted(self._lent.get(body, ()))
-        if not indices:
-            raise RequestRefused("this member lends no blocks of that state")
-        return struct.pack(f"<{len(indices)}I", *indices)
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
         """Return the proof of a block, and the block. Raises RequestRefused if the state is not
@@ -158,20 +148,6 @@ async def ask_block(
     except FalseBlock:
         transport.bar(peer, f"a false block of the private state {short(root)}")
         raise
-
-
-async def ask_lent(
-    transport: Transport, peer: bytes, root: bytes, state_outline: StateOutline, deadline_s: float
-) -> list[int]:
-    """Return the indices of the blocks of a state that a peer lends. Raises as `ask_block` does."""
-    size = struct.calcsize("<I")
-    reply = await transport.request(peer, LENT_TOPIC, root, size * state_outline.count, deadline_s)
-    indices = list(struct.unpack(f"<{len(reply) // size}I", reply[: len(reply) // size * size]))
-    if not indices or len(reply) % size or indices[-1] >= state_outline.count:
-        raise FalseBlock(
-            "the reply is not a list of blocks", "Ask another peer, or try again later"
-        )
-    return indices
 
 
 def proven(reply: bytes, root: bytes, state_outline: StateOutline, index: int) -> StateBlock:

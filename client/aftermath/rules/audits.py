@@ -15,17 +15,21 @@ from aftermath.rules.assignment import assign
 from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.members import Members
 from aftermath.rules.run import Config, Interval, Round, RoundId, Run
+from aftermath.rules.state import MemberState
 
 AUDIT = b"audit"
 
 MAX_DRAWN = 8
 """Maximum number of drawn results per round, and of open cases per run.
 
-At most half of this number are newcomers' results, and at most half are established members'.
+At most half of either are about newcomers' results, and half about established members'.
 """
 
-MIN_VOTES = 3
-"""Minimum number of mismatches that convict a target, and of members in a jury."""
+MIN_JURY = 4
+"""Minimum size of a jury. A result whose jury is smaller is not drawn.
+
+The other two of three jurors could convict the accuser.
+"""
 
 OPENING_ROUNDS = 2
 """A case may be opened in this number of rounds after the round that recorded the result."""
@@ -67,8 +71,15 @@ class Case:
         return RoundId(epoch, self.height, self.seed)
 
     def is_open(self, run: Run) -> bool:
-        """Return whether members may still vote on the case."""
-        return run.active and run.current.height <= self.opened + VOTING_ROUNDS
+        """Return whether members may still vote on the case. A decided case has no jury."""
+        is_in_time = run.current.height <= self.opened + VOTING_ROUNDS
+        return run.active and self.jury != 0 and is_in_time
+
+    def delays(self, run: Run, members: Members) -> bool:
+        """Return whether the cooldown waits for the case. A third of the jury cannot delay it."""
+        has_support = 3 * self.mismatches.bit_count() > self.jury.bit_count()
+        is_ejected = members.seats[self.target].state is MemberState.EJECTED
+        return has_support and self.is_open(run) and not is_ejected
 
     def may_vote(self, run: Run, seat: int) -> bool:
         """Return whether a healthy member may vote on the case and has not voted yet."""
@@ -82,13 +93,11 @@ def judging_window(config: Config) -> int:
 
 
 def votes_to_convict(jury_size: int) -> int:
-    """Return the number of mismatches that convict the target: two thirds of the jury, rounded up,
-    but at least three.
+    """Return the number of mismatches that convict the target, two thirds of the jury, rounded up.
 
-    The same number of matches convicts the auditor. All other jurors' matches also do, if they are
-    fewer.
+    The same number of matches convicts the auditor.
     """
-    return max(committee.quorum(jury_size), MIN_VOTES)
+    return committee.quorum(jury_size)
 
 
 def draw_seed(run: Run, height: int) -> int | None:
@@ -135,7 +144,7 @@ def can_be_drawn(run: Run, members: Members, header: Round, target: int) -> bool
     """Return whether a result of `target` in a round of the running epoch may be drawn."""
     if not run.config.verification_percent or not header.established:
         return False
-    return jury(members, header, target).bit_count() >= MIN_VOTES
+    return jury(members, header, target).bit_count() >= MIN_JURY
 
 
 def judged_seats(run: Run, members: Members, header: Round, juror: int) -> list[int]:
@@ -151,7 +160,7 @@ def judged_seats(run: Run, members: Members, header: Round, juror: int) -> list[
     for seat in bitmap.seats(header.roster):
         tier = members.seats[seat].tier
         others = judges[tier] - bitmap.contains(electors, seat)
-        if seat != juror and members.seats[juror].tier <= tier and others >= MIN_VOTES:
+        if seat != juror and members.seats[juror].tier <= tier and others >= MIN_JURY:
             found.append(seat)
     return found
 

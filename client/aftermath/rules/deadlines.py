@@ -73,7 +73,7 @@ def next_deadline(
         and members is not None
         and model is not None
         and epoch_is_safe(run, members, model)
-        and not _may_have_open_case(run, cases)
+        and not _case_may_delay(run, members, cases)
     ):
         wait = 0
     # The length of a slot depends on the network. Try from the first second on, because an early
@@ -203,11 +203,11 @@ def epoch_is_safe(run: Run, members: Members, model: Model) -> bool:
     return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
 
 
-def _may_have_open_case(run: Run, cases: Collection[Case] | None) -> bool:
-    """Return whether a case is open, as far as the caller knows."""
+def _case_may_delay(run: Run, members: Members, cases: Collection[Case] | None) -> bool:
+    """Return whether the cooldown waits for a case, as far as the caller knows."""
     if cases is None:
         return bool(run.config.verification_percent)
-    return any(case.is_open(run) for case in cases)
+    return any(case.delays(run, members) for case in cases)
 
 
 def trusted_finishers(run: Run, members: Members) -> int:

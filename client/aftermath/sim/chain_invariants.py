@@ -112,7 +112,7 @@ class ChainRecord:
 
         The program puts them back into the backlog before it makes a transition.
         """
-        left = {(case.height, case.seed, case.target) for case in cases}
+        left = {(case.height, case.seed, case.target) for case in cases if case.jury}
         for case in self._cases:
             is_decided = (case.height, case.seed, case.target) not in left and case.is_open(old)
             if not is_decided or not _is_convicted(case, members):

@@ -23,7 +23,7 @@ pub const HOLDERS_WAIT: u64 = 24 * 60 * 60;
 pub const EARLIER: usize = 3;
 /// Maximum number of intervals of a round's batch: those that are trained again, and the fresh one.
 pub const PIECES: usize = REDO + 1;
-/// Maximum number of drawn results per round, and of open cases.
+/// Maximum number of drawn results per round, and of open cases. Half are for newcomers' results.
 pub const MAX_CASES: usize = 8;
 /// Bit planes of the counter of delivered rounds (`Members::delivered`).
 pub const COUNT_BITS: usize = 12;

@@ -176,7 +176,7 @@ pub enum CoordinatorError {
     NotAJuror,
     #[msg("This member has already voted on this case.")]
     DuplicateVerdict,
-    #[msg("Eight cases are open, or this auditor already has an open case: wait until one is decided or expires.")]
+    #[msg("Four cases about such members are open, or this auditor already opened one: wait until one is decided or expires.")]
     CasesFull,
     #[msg("Pass the instructions sysvar (Sysvar1nstructions1111111111111111111111111).")]
     WrongInstructions,

@@ -25,6 +25,7 @@ from aftermath.rules.audits import (
     OPENING_ROUNDS,
     Case,
     auditable_heights,
+    draw_seed,
     drawn_results,
     judging_window,
 )
@@ -51,10 +52,14 @@ class Audits:
         """Drawn results by height and `Members.judges`."""
         self._drawn: set[int] = set()
         """Heights with a drawn result."""
+        self._seeds: dict[int, int] = {}
+        """Seeds of the draws, by height."""
         self._begun: set[tuple[bool, Key]] = set()
         """Audits or probes (False) and votes (True) that were begun."""
         self._cases: dict[Key, Case] = {}
         """The open cases when they were last read."""
+        self._ejected_before: dict[Key, int] = {}
+        """Members that were ejected when a case was first read, as bitmaps."""
         self._cases_read = -1
         """Height of the round in which they were read."""
 
@@ -108,6 +113,10 @@ class Audits:
     def _begin_audits(self, run: Run) -> None:
         members = self._ports.feed.members
         for height in auditable_heights(run):
+            seed = draw_seed(run, height)
+            if seed is None:
+                continue
+            self._seeds[height] = seed
             key = height, members.judges
             if key not in self._draws:
                 self._draws[key] = drawn_results(run, members, height)
@@ -120,9 +129,9 @@ class Audits:
                     continue
                 if not result.commitment.passes.can_be_judged:
                     continue
-                self._start(self._probe(result))
+                self._start(self._probe(result, seed))
                 if auditor == self._seat:
-                    self._start(self._audit(result))
+                    self._start(self._audit(result, seed))
 
     async def _read_cases(self, run: Run) -> None:
         """Read the open cases once per round, and report the new ones."""
@@ -138,21 +147,24 @@ class Audits:
         self._cases = {(case.height, case.target): case for case in cases if case.is_open(run)}
         for key in self._cases.keys() - before.keys():
             self._report_opening(self._cases[key])
+            self._ejected_before[key] = self._ports.feed.members.mask(MemberState.EJECTED)
 
     def _begin_votes(self, run: Run) -> None:
         """Report decided cases, and begin this member's votes on the others."""
         for key, case in list(self._cases.items()):
-            if self._report_decision(case):
+            if self._report_decision(case, self._ejected_before[key]):
                 del self._cases[key]
                 continue
             result = self._audited.get(key)
+            seed = self._seeds.get(case.height)
             if (
                 result is not None
+                and seed is not None
                 and result.plan.header.seed == case.seed
                 and case.may_vote(run, self._seat)
                 and self._is_new(True, key)
             ):
-                self._start(self._vote(result, case))
+                self._start(self._vote(result, seed, case))
 
     def _report_opening(self, case: Case) -> None:
         self._ports.events.emit(
@@ -164,11 +176,15 @@ class Audits:
             )
         )
 
-    def _report_decision(self, case: Case) -> bool:
-        """Report who lost a case, if a jury decided it. Return whether it did."""
+    def _report_decision(self, case: Case, ejected_before: int) -> bool:
+        """Report who lost a case, if a jury decided it. Return whether it did.
+
+        `ejected_before` is a bitmap of the members that were ejected when the case was opened.
+        """
         seats = self._ports.feed.members.seats
         for seat in (case.target, case.auditor):
-            if seats[seat].state is MemberState.EJECTED:
+            was_ejected = bitmap.contains(ejected_before, seat)
+            if seats[seat].state is MemberState.EJECTED and not was_ejected:
                 self._ports.events.emit(
                     event_types.CaseDecided(
                         epoch=self._epoch.number,
@@ -186,7 +202,7 @@ class Audits:
         self._begun.add((votes, key))
         return is_new
 
-    async def _probe(self, result: AuditedResult) -> None:
+    async def _probe(self, result: AuditedResult, seed: int) -> None:
         """Check that a member serves the state of a drawn result."""
         # One member cannot tell a refusal from a broken connection, so nobody is accused of it. But
         # if a quorum of witnesses gets no answer for a whole round, it attests no more results of
@@ -194,7 +210,7 @@ class Audits:
         height, seat = result.key
 
         async def is_served() -> bool:
-            await self._judge.probe(result)
+            await self._judge.probe(result, seed)
             return True
 
         async def is_not() -> bool:
@@ -215,31 +231,35 @@ class Audits:
         """Return whether cases about results of a round may be opened."""
         return self._epoch.is_running(run) and height in auditable_heights(run)
 
-    async def _audit(self, result: AuditedResult) -> None:
+    async def _audit(self, result: AuditedResult, seed: int) -> None:
         """Judge a result that was drawn to this member. Open a case if it is false."""
         height = result.commitment.height
 
         def may_open(run: Run) -> bool:
             return self._may_open(run, height)
 
-        judgement = await self._judged(result, may_open)
+        judgement = await self._judged(result, seed, may_open)
         if judgement.verdict is AuditVerdict.MISMATCH:
             self._judge.lend(result)
             await self._verify(result, may_open, is_vote=False, mismatch=True)
 
-    async def _vote(self, result: AuditedResult, case: Case) -> None:
+    async def _vote(self, result: AuditedResult, seed: int, case: Case) -> None:
         """Judge a disputed result and vote."""
 
         def may_vote(run: Run) -> bool:
             return self._epoch.is_running(run) and case.is_open(run)
 
-        judgement = await self._judged(result, may_vote, case)
+        judgement = await self._judged(result, seed, may_vote, case)
         if judgement.verdict is not None:
             mismatch = judgement.verdict is AuditVerdict.MISMATCH
             await self._verify(result, may_vote, is_vote=True, mismatch=mismatch)
 
     async def _judged(
-        self, result: AuditedResult, wanted: Callable[[Run], bool], case: Case | None = None
+        self,
+        result: AuditedResult,
+        seed: int,
+        wanted: Callable[[Run], bool],
+        case: Case | None = None,
     ) -> Judgement:
         """Judge a result while the judgement is wanted, and report it. `case`: for a vote on it."""
         lender = result.plan.seats[case.auditor].p2p if case is not None else None
@@ -250,7 +270,7 @@ class Audits:
             why = f"its private state could not be fetched: {trouble}" if trouble else ""
             return Judgement(None, why or "the replay did not end in time")
 
-        judgement = await first_of(self._judge.judge(result, lender), too_late())
+        judgement = await first_of(self._judge.judge(result, seed, lender), too_late())
         self._ports.events.emit(
             event_types.Audited(
                 epoch=result.commitment.epoch,
@@ -272,7 +292,7 @@ class Audits:
         at = RoundId(commitment.epoch, commitment.height, commitment.seed)
         name = "a vote on an audited result" if is_vote else "the case about an audited result"
         duty = Duty(self._ports, name, still_wanted=lambda: wanted(self._ports.feed.run))
-        await duty.fulfil(
+        await duty.insist(  # all cases may be open, and some are decided soon
             lambda: self._ports.coordinator.verify(
                 self._seat, at, target=commitment.seat, mismatch=mismatch
             )

@@ -18,7 +18,6 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from aftermath.audit.claim import (
-    RESIDUAL,
     Claim,
     blocks_to_fetch,
     claim_of,
@@ -47,7 +46,7 @@ from aftermath.p2p.transport import TransportError
 from aftermath.replica.memory import free_bytes, is_out_of_memory
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import OutOfMemory
-from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, ask_lent
+from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block
 from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
 from aftermath.rules.audits import judging_window
@@ -194,26 +193,28 @@ class Judge:
             self._own_state.lend(result.commitment.private.before, evidence.before)
             self._own_state.lend(result.commitment.private.after, evidence.after)
 
-    async def probe(self, result: AuditedResult) -> None:
-        """Fetch one block of the state after a share. Retry until cancelled."""
+    async def probe(self, result: AuditedResult, seed: int) -> None:
+        """Fetch the drawn blocks of the residual after a share. Retry until cancelled.
+
+        For `seed` see `judge`.
+        """
         commitment = result.commitment
         state_outline = await self._outline(commitment)
-        index = int.from_bytes(self._secret(commitment)[8:16], "little") % state_outline.count
+        sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
         await self._blocks(
-            commitment.digest, commitment.sender, commitment.private.after, state_outline, [index]
+            commitment.digest, commitment.sender, commitment.private.after, state_outline, sample
         )
 
     async def _outline(self, commitment: Commitment) -> StateOutline:
         return await self._prepare(lambda: outline_of(self._role.schema, commitment.tier))
 
-    def _secret(self, commitment: Commitment) -> bytes:
-        """Return a seed that the audited member does not know."""
-        return hashlib.sha256(b"audit" + self._role.p2p_secret + commitment.digest).digest()
-
-    async def judge(self, result: AuditedResult, lender: bytes | None = None) -> Judgement:
+    async def judge(
+        self, result: AuditedResult, seed: int, lender: bytes | None = None
+    ) -> Judgement:
         """Return this member's judgement. Slow; retries until cancelled to fetch the private state.
 
-        `lender` is the p2p key of a member that lends the state's blocks.
+        `seed` is that of the draw among the round's results. `lender` is the p2p key of a member
+        that lends the state's blocks.
         """
         commitment = result.commitment
         schema = self._role.schema
@@ -227,9 +228,10 @@ class Judge:
         if payloads is None:
             return Judgement(None, "this member does not have all payloads of the result")
         state_outline = await self._outline(commitment)
-        waits = [self._from_member(result, state_outline)]
+        sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
+        waits = [self._fetch(result, commitment.sender, state_outline, sample)]
         if lender is not None:
-            waits.append(self._from_lender(result, state_outline, lender))
+            waits.append(self._from_lender(result, state_outline, sample, lender))
         evidence, sequences = await both(first_of(*waits), self._sequences(result))
         before: Mapping[str, Tensor] = {}
         if evidence.before:
@@ -238,7 +240,7 @@ class Judge:
         claim = Claim(payloads, commitment.private.after, evidence.after)
         share = self._share(result, shared, before, sequences)
         first = await self._attempt(share, claim, commitment.passes)
-        if isinstance(first, Judgement) or first.comparison.verdict is AuditVerdict.MATCH:
+        if isinstance(first, Judgement) or first.comparison.verdict is not AuditVerdict.MISMATCH:
             return _judgement(first)
         # Before it accuses, a member makes sure that its own machine computes the same again. So a
         # kind of GPU whose bf16 products vary convicts nobody.
@@ -320,76 +322,39 @@ class Judge:
 
     # --- what a replay needs
 
-    async def _from_member(self, result: AuditedResult, state_outline: StateOutline) -> _Evidence:
-        """Fetch what a replay needs from the member itself. Retry until cancelled."""
-        commitment = result.commitment
-        schema = self._role.schema
-        sample = drawn_residual_blocks(state_outline, self._secret(commitment))
-        return await self._fetch(
-            result,
-            commitment.sender,
-            state_outline,
-            before=start_blocks(state_outline, schema, sample),
-            after=blocks_to_fetch(state_outline, schema.results, sample),
-        )
-
     async def _from_lender(
-        self, result: AuditedResult, state_outline: StateOutline, lender: bytes
-    ) -> _Evidence:
-        """Fetch from the auditor what it fetched itself. Retry until cancelled."""
-        # Blocks are proven, so an auditor cannot forge them. The member itself comes first, because
-        # there this member chooses the blocks of the residual.
-        private = result.commitment.private
-        transport = self._ports.transport
-        pauses = Backoff(_LENDER_PAUSE, _LONGEST_PAUSE)
-        while True:
-            await self._ports.clock.sleep(pauses.next())
-            try:
-                after = await ask_lent(
-                    transport, lender, private.after, state_outline, _BLOCK_SECONDS
-                )
-                before: list[int] = []
-                if private.before != NOTHING:
-                    before = await ask_lent(
-                        transport, lender, private.before, state_outline, _BLOCK_SECONDS
-                    )
-            except (TransportError, FalseBlock):
-                continue
-            if self._suffice(state_outline, before, after, has_before=private.before != NOTHING):
-                return await self._fetch(result, lender, state_outline, before=before, after=after)
-
-    def _suffice(
         self,
+        result: AuditedResult,
         state_outline: StateOutline,
-        before: Collection[int],
-        after: Collection[int],
-        *,
-        has_before: bool,
-    ) -> bool:
-        """Return whether these blocks are enough for a replay and a comparison."""
-        schema = self._role.schema
-        sample = [index for index in after if state_outline.place(index).name.startswith(RESIDUAL)]
-        wanted = set(start_blocks(state_outline, schema, sample)) if has_before else set()
-        return (
-            bool(sample)
-            and wanted <= set(before)
-            and set(blocks_to_fetch(state_outline, schema.results, sample)) <= set(after)
-        )
+        sample: list[int],
+        lender: bytes,
+    ) -> _Evidence:
+        """Fetch the blocks from the auditor, if the member itself does not serve them soon."""
+        # Blocks are proven, so an auditor cannot forge them.
+        await self._ports.clock.sleep(_LENDER_PAUSE)
+        root = result.commitment.private.after
+        digest = result.commitment.digest
+        await self._blocks(digest, lender, root, state_outline, sample[:1])  # until it lends
+        return await self._fetch(result, lender, state_outline, sample)
 
     async def _fetch(
         self,
         result: AuditedResult,
         peer: bytes,
         state_outline: StateOutline,
-        *,
-        before: Collection[int],
-        after: Collection[int],
+        sample: Collection[int],
     ) -> _Evidence:
-        """Fetch these blocks of both states from a peer. Retry until cancelled."""
+        """Fetch what a replay and its comparison need from a peer. Retry until cancelled.
+
+        `sample` are the compared blocks of the residual.
+        """
         private = result.commitment.private
         digest = result.commitment.digest
-        if private.before == NOTHING:
-            before = ()
+        schema = self._role.schema
+        before: Collection[int] = ()
+        if private.before != NOTHING:
+            before = start_blocks(state_outline, schema, sample)
+        after = blocks_to_fetch(state_outline, schema.results, sample)
         return _Evidence(
             await self._blocks(digest, peer, private.before, state_outline, before),
             await self._blocks(digest, peer, private.after, state_outline, after),
@@ -433,6 +398,12 @@ class Judge:
                 return torch.from_numpy(await self._read(lambda: self._data.read(indices)))
             except SourceUnavailable:
                 await self._ports.clock.sleep(pauses.next())
+
+
+def _sample_seed(commitment: Commitment, seed: int) -> bytes:
+    """Return the seed of the compared blocks of a residual, which is the same for all members."""
+    # The seed of the draw is fixed after the result was recorded, so its member did not know it.
+    return hashlib.sha256(b"audit" + seed.to_bytes(8, "little") + commitment.digest).digest()
 
 
 def _judgement(attempt: _Attempt | Judgement) -> Judgement:

@@ -72,7 +72,8 @@ fn check_sender(run: &Run, members: &Members, sender: &Address) -> Result<u8> {
     let stayed = cooling && bitmap::has(&run.current().roster, index as u8);
     let finished = bitmap::has(&run.finishers, index as u8);
     let holds = seat.tier == 0 && has_trained && (stayed || finished);
-    require!(holds, CoordinatorError::NotAllowedToCheckpoint);
+    let is_ejected = seat.state == member_state::EJECTED;
+    require!(holds && !is_ejected, CoordinatorError::NotAllowedToCheckpoint);
     Ok(checkpoints::turn(run, index as u8))
 }
 

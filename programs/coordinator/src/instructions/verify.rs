@@ -16,7 +16,6 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, target:
     let Witnesses { cases, backlog, .. } = &mut *accounts.witnesses;
     let vote = cases::Vote { seat, at, target, mismatch };
     let found = cases::find(run, cases, &vote);
-    require!(found.is_some() || cases::drawn_round(run, at).is_some(), CoordinatorError::StaleHeight);
     members::check_healthy(&accounts.members, seat, accounts.user.address())?;
     let index = match found {
         Some(index) => index,
@@ -27,7 +26,6 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, target:
         if mismatch {
             cases::put_back(run, backlog, case);
         }
-        cases.remove(index);
         if members::eject(run, &mut accounts.members, loser) {
             sequence::bump(&mut run.members_seq);
         }

@@ -11,14 +11,13 @@ use crate::{
 use alloc::boxed::Box;
 
 const AUDIT: &[u8] = b"audit";
-/// Minimum number of mismatches that convict a target, and of members in a jury. A result with a smaller jury is not
-/// drawn.
-pub const MIN_VOTES: u32 = 3;
-/// Maximum number of drawn results per class. Without separate limits, many newcomers could keep established members'
-/// results from being drawn.
-const MAX_OF_CLASS: usize = MAX_CASES / 2;
+/// Minimum size of a jury. A result whose jury is smaller is not drawn: the other two of three could convict the accuser.
+const MIN_JURY: u32 = 4;
+/// Maximum number of drawn results, and of open cases, of each class. Otherwise newcomers could use up the audits of
+/// established members.
+pub const MAX_OF_CLASS: usize = MAX_CASES / 2;
 /// A case may be opened in this number of rounds after the round that recorded the result.
-const OPENING_ROUNDS: usize = 2;
+pub const OPENING_ROUNDS: usize = 2;
 
 // SplitMix64, whose state is a hash of the seed.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -148,7 +147,7 @@ impl<'a> Draw<'a> {
     fn may_be_drawn(&self, class: &Class, target: u8, number: u64) -> bool {
         let tier = self.tier(target);
         let others = self.counts[tier].saturating_sub(u32::from(bitmap::has(&self.jurors[tier], target)));
-        (number >> 32).wrapping_mul(100) < class.threshold && self.share(target)[1] > 0 && others >= MIN_VOTES
+        (number >> 32).wrapping_mul(100) < class.threshold && self.share(target)[1] > 0 && others >= MIN_JURY
     }
 
     /// Return the first position and the length of a member's share of the round.
@@ -233,9 +232,9 @@ mod tests {
 
     #[test]
     fn fraction_of_drawn_results_is_the_percentage() {
-        let (run, members) = at_round_two(8, 8);
+        let (run, members) = at_round_two(10, 10);
         let drawn: usize = (0..400).map(|seed| audits(&run, &members, seed).len()).sum();
-        assert!((850..1050).contains(&drawn), "{drawn}"); // 960 without the limit of 4 per round
+        assert!((1020..1200).contains(&drawn), "{drawn}"); // 1,200 without the limit of 4 per round
     }
 
     #[test]
@@ -276,12 +275,12 @@ mod tests {
 
     #[test]
     fn unrecorded_results_and_small_juries_are_not_drawn() {
-        let (mut run, members) = at_round_two(20, 6);
+        let (mut run, members) = at_round_two(20, 8);
         run.rounds[1].attested = bitmap::only(19);
         let found = audits(&run, &members, 3);
         assert_eq!(found.iter().map(|(target, _)| *target).collect::<Vec<u8>>(), [19]);
-        // Three judges of tier 0 judge newcomers of tier 0, but only two of them could judge the third.
-        let (mut run, members) = at_round_two(20, 5);
+        // Four judges of tier 0 judge newcomers of tier 0, but only three of them could judge the fourth.
+        let (mut run, members) = at_round_two(20, 7);
         run.config.verification_percent = 100;
         run.rounds[1].attested = bitmap::only(0);
         assert!(audits(&run, &members, 3).is_empty());

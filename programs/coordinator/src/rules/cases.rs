@@ -21,42 +21,46 @@ pub struct Vote<'a> {
     pub mismatch: bool,
 }
 
-/// Return the index of the open case about a target's result of the round `at`.
+/// Return the index of the case about a target's result of the round `at`, open or just decided.
 pub fn find(run: &Run, cases: &Cases, Vote { at, target, .. }: &Vote) -> Option<usize> {
     let same = |case: &Case| case.target == *target && case.height == at.height && case.seed == at.seed;
     let mut used = cases.used().iter();
-    used.position(|case| same(case) && is_open(run, case)).filter(|_| at.epoch == run.epoch)
+    used.position(|case| same(case) && is_kept(run, case)).filter(|_| at.epoch == run.epoch)
 }
 
-fn is_open(run: &Run, case: &Case) -> bool {
-    run.current().height <= case.opened.saturating_add(VOTING_ROUNDS)
+/// Return whether a case may not be overwritten. A decided one is kept while its result may be disputed: a second
+/// conviction would put its sequences back again.
+fn is_kept(run: &Run, case: &Case) -> bool {
+    let rounds = if case.is_decided() { audits::OPENING_ROUNDS as u32 - 1 } else { VOTING_ROUNDS };
+    run.current().height <= case.opened.saturating_add(rounds)
 }
 
-/// Return whether members may still vote on a case of the running epoch.
+/// Return whether the cooldown waits for a case: members may still vote on it, its target is not ejected yet, and more
+/// than a third of the jury found a mismatch. A third of the jury cannot delay the next epoch.
 #[inline(never)]
-pub fn any_open(run: &Run, cases: &Cases) -> bool {
-    cases.used().iter().any(|case| is_open(run, case))
+pub fn any_delays(run: &Run, members: &Members, cases: &Cases) -> bool {
+    cases.used().iter().any(|case| {
+        let has_support = 3 * bitmap::count(&case.mismatches()) > bitmap::count(&case.jury());
+        has_support && is_kept(run, case) && members.seats[case.target as usize].state != member_state::EJECTED
+    })
 }
 
 /// Return the distance of the round `at` from the current one, in rounds, and the seed that draws its results. None if
 /// no case about them may be opened now.
-#[inline(never)]
-pub fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
+fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
     let back = (1..STORED_ROUNDS).find(|back| run.is_at(at, *back))?;
     audits::seed(run, back).map(|seed| (back, seed))
 }
 
-/// Open the case of a drawn auditor. Return its index.
+/// Open the case of a drawn auditor. Return its index. The target may be ejected already: its result is still trained.
 #[inline(never)]
 pub fn open(run: &Run, members: &Members, cases: &mut Cases, vote: &Vote) -> Result<usize> {
     let (back, seed) = drawn_round(run, vote.at).ok_or(CoordinatorError::StaleHeight)?;
     require!(vote.mismatch, CoordinatorError::NotDisputed);
-    let is_ejected = members.seats[vote.target as usize].state == member_state::EJECTED;
-    require!(!is_ejected, CoordinatorError::AlreadyEjected);
     let draw = Draw::new(run, members, back, seed);
     let Audit { auditor, jury } = draw.audit(vote.target).ok_or(CoordinatorError::NotAudited)?;
     require!(auditor == vote.seat, CoordinatorError::NotAuditor);
-    let index = cases.free(run, auditor).ok_or(CoordinatorError::CasesFull)?;
+    let index = cases.free(run, &members.judges, vote).ok_or(CoordinatorError::CasesFull)?;
     let round = &run.rounds[run.ring(back)];
     cases.entries[index] = Case {
         seed: round.seed,
@@ -82,7 +86,7 @@ fn sequences(round: &Round, [start, len]: [u16; 2]) -> [Interval; PIECES] {
     result
 }
 
-/// Count a vote. Return the member that loses the case if the vote decides it.
+/// Count a vote. If it decides the case, empty the jury and return the member that loses.
 pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
     let jury = case.jury();
     require!(bitmap::has(&jury, vote.seat), CoordinatorError::NotAJuror);
@@ -92,11 +96,12 @@ pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
         bitmap::clear(&mut case.not_matching, vote.seat);
     }
     let (votes, loser) = if vote.mismatch { (case.mismatches(), case.target) } else { (case.matches(), case.auditor) };
-    let jurors = bitmap::count(&jury);
-    let decisive = quorum::of(jurors).max(audits::MIN_VOTES);
-    // The accuser never votes for a match, and the other two of a jury of three must be able to acquit.
-    let needed = if vote.mismatch { decisive } else { decisive.min(jurors - 1) };
-    Ok((bitmap::count(&votes) >= needed).then_some(loser))
+    if bitmap::count(&votes) < quorum::of(bitmap::count(&jury)) {
+        return Ok(None);
+    }
+    case.voted = [0; 32];
+    case.not_matching = [0; 32];
+    Ok(Some(loser))
 }
 
 /// Put the sequences of a void result back into the backlog. If it has no room for them, they count as trained.
@@ -116,26 +121,28 @@ impl Cases {
         &self.entries[..(self.count as usize).min(MAX_CASES)]
     }
 
-    /// Remove the case at `index`, which must be used.
-    pub fn remove(&mut self, index: usize) {
-        let last = self.used().len().saturating_sub(1);
-        self.entries[index] = self.entries[last];
-        self.count = last as u64;
-    }
-
-    /// Return the index of an entry that may be overwritten: that of an expired case, or a new one. None if there is
-    /// no such entry, or if the auditor has an open case.
-    fn free(&mut self, run: &Run, auditor: u8) -> Option<usize> {
+    /// Return the index of an entry that may be overwritten: that of a case no longer kept, or a new one.
+    ///
+    /// None if half of the entries have cases about results of the target's class, or if the auditor opened one of
+    /// these that is undecided. So cases about newcomers never prevent one about an established member.
+    fn free(&mut self, run: &Run, judges: &Bitmap, Vote { seat: auditor, target, .. }: &Vote) -> Option<usize> {
         let mut free = self.used().len();
+        let mut of_class = 0;
         for (index, case) in self.used().iter().enumerate() {
-            if !is_open(run, case) {
+            if !is_kept(run, case) {
                 free = index;
-            } else if case.auditor == auditor {
-                return None;
+            } else if bitmap::has(judges, case.target) == bitmap::has(judges, *target) {
+                of_class += 1;
+                if case.auditor == *auditor && !case.is_decided() {
+                    return None;
+                }
             }
         }
-        self.count = self.count.max(free as u64 + 1).min(MAX_CASES as u64);
-        (free < MAX_CASES).then_some(free)
+        if of_class >= audits::MAX_OF_CLASS || free >= MAX_CASES {
+            return None;
+        }
+        self.count = self.count.max(free as u64 + 1);
+        Some(free)
     }
 }
 
@@ -165,11 +172,11 @@ mod tests {
 
     #[test]
     fn two_thirds_of_jury_decide() {
-        for (jurors, needed) in [(3, 3), (4, 3), (5, 4), (6, 4), (9, 6), (255, 170)] {
+        for (jurors, needed) in [(4, 3), (5, 4), (6, 4), (9, 6), (255, 170)] {
             assert_eq!(votes(&mut case(jurors), 0..needed, true), Some(200));
             let mut disputed = case(jurors);
             assert_eq!(votes(&mut disputed, 0..1, true), None);
-            assert_eq!(votes(&mut disputed, 1..(needed + 1).min(jurors), false), Some(0));
+            assert_eq!(votes(&mut disputed, 1..needed + 1, false), Some(0));
         }
     }
 
@@ -186,19 +193,53 @@ mod tests {
     fn expired_cases_make_room() {
         let mut run = Box::new(Run::zeroed());
         let mut cases = Cases::zeroed();
+        let judges = bitmap::only(200);
+        let by = |seat, target| Vote { seat, at: &AT, target, mismatch: true };
         for index in 0..MAX_CASES {
-            assert_eq!(cases.free(&run, 1), Some(index));
-            cases.entries[index].auditor = 2;
+            let target = if index < 4 { 200 } else { 201 };
+            assert_eq!(cases.free(&run, &judges, &by(1, target)), Some(index));
+            cases.entries[index] = Case { auditor: 2, target, ..case(4) };
+            assert_eq!(cases.free(&run, &judges, &by(2, target)), None); // this auditor has an open case
         }
-        assert_eq!(cases.free(&run, 1), None);
+        assert_eq!(cases.free(&run, &judges, &by(1, 200)), None);
         run.rounds[0].height = VOTING_ROUNDS;
-        assert_eq!(cases.free(&run, 1), None);
+        assert_eq!(cases.free(&run, &judges, &by(1, 201)), None);
         run.rounds[0].height += 1;
         cases.entries[0].opened = 1;
-        assert_eq!(cases.free(&run, 2), None); // this auditor has an open case
-        assert_eq!(cases.free(&run, 1), Some(MAX_CASES - 1));
-        cases.remove(3);
-        assert_eq!(cases.count, MAX_CASES as u64 - 1);
+        assert_eq!(cases.free(&run, &judges, &by(2, 200)), None);
+        assert_eq!(cases.free(&run, &judges, &by(2, 201)), Some(MAX_CASES - 1));
+        assert_eq!(cases.count, MAX_CASES as u64);
+    }
+
+    #[test]
+    fn decided_case_is_kept_while_its_result_may_be_disputed() {
+        let mut run = Box::new(Run::zeroed());
+        run.epoch = 4;
+        let mut cases = Cases::zeroed();
+        cases.count = 1;
+        cases.entries[0] = Case { seed: 9, height: 3, opened: 5, ..case(5) };
+        assert_eq!(votes(&mut cases.entries[0], 0..4, true), Some(200));
+        assert!(cast(&mut cases.entries[0], &vote_on(&AT, 200)).is_err());
+        for (height, index) in [(5, Some(0)), (6, Some(0)), (7, None)] {
+            run.rounds[0].height = height;
+            assert_eq!(find(&run, &cases, &vote_on(&AT, 200)), index);
+            let free = if index.is_some() { 1 } else { 0 };
+            assert_eq!(cases.free(&run, &bitmap::only(200), &vote_on(&AT, 200)), Some(free));
+            cases.count = 1;
+        }
+    }
+
+    #[test]
+    fn cases_of_one_class_leave_half_of_the_entries() {
+        let run = Box::new(Run::zeroed());
+        let mut cases = Cases::zeroed();
+        let by = |seat, target| Vote { seat, at: &AT, target, mismatch: true };
+        for index in 0..MAX_CASES / 2 {
+            assert_eq!(cases.free(&run, &bitmap::only(200), &by(1, 201)), Some(index));
+            cases.entries[index] = Case { auditor: 2, target: 201, ..case(4) };
+        }
+        assert_eq!(cases.free(&run, &bitmap::only(200), &by(1, 201)), None);
+        assert_eq!(cases.free(&run, &bitmap::only(200), &by(2, 200)), Some(MAX_CASES / 2));
     }
 
     fn vote_on(at: &RoundId, target: u8) -> Vote<'_> {
@@ -215,11 +256,32 @@ mod tests {
         for (height, found) in [(5, Some(0)), (9, Some(0)), (10, None)] {
             run.rounds[0].height = height;
             assert_eq!(find(&run, &cases, &vote_on(&AT, 200)), found);
-            assert_eq!(any_open(&run, &cases), found.is_some());
         }
         run.rounds[0].height = 5;
         assert_eq!(find(&run, &cases, &vote_on(&AT, 201)), None);
         assert_eq!(find(&run, &cases, &vote_on(&RoundId { epoch: 5, ..AT }, 200)), None);
         assert_eq!(find(&run, &cases, &vote_on(&RoundId { seed: 8, ..AT }, 200)), None);
+    }
+
+    #[test]
+    fn more_than_a_third_of_the_jury_delays_cooldown() {
+        let mut run = Box::new(Run::zeroed());
+        let mut members: Box<Members> = Box::new(Zeroable::zeroed());
+        for (jurors, votes) in [(4, 2), (5, 2), (6, 3), (9, 4), (255, 86)] {
+            let mut cases = Cases::zeroed();
+            cases.count = 1;
+            cases.entries[0] = case(jurors);
+            for seat in 0..votes {
+                assert!(!any_delays(&run, &members, &cases));
+                assert_eq!(cast(&mut cases.entries[0], &Vote { seat, ..vote_on(&AT, 200) }).unwrap(), None);
+            }
+            assert!(any_delays(&run, &members, &cases));
+            members.seats[200].state = member_state::EJECTED;
+            assert!(!any_delays(&run, &members, &cases));
+            members.seats[200].state = member_state::WITHDRAWN;
+            run.rounds[0].height = VOTING_ROUNDS + 1;
+            assert!(!any_delays(&run, &members, &cases));
+            run.rounds[0].height = 0;
+        }
     }
 }

@@ -368,10 +368,10 @@ impl Machine<'_> {
     }
 
     /// Return whether every held level is attested and in the durable checkpoint, so that the cooldown may end. Jurors
-    /// get the rest of its time for open cases.
+    /// get the rest of its time for cases that more than a third of them support.
     #[inline(never)]
     pub fn epoch_is_safe(&self) -> bool {
-        if cases::any_open(self.run, &self.witnesses.cases) {
+        if cases::any_delays(self.run, self.members, &self.witnesses.cases) {
             return false;
         }
         if self.run.attested_step != self.run.step || self.model.checkpoint_step != self.run.step {

@@ -210,11 +210,17 @@ pub fn half_delivered(members: &Members) -> Bitmap {
 /// half of the rounds, every level of their tier.
 ///
 /// Judges that are still there need not have owed anything: shares are few where members are many. Members that have
-/// gone were checked in `members::exit`.
+/// gone were checked in `members::exit`. Ejected members attest nothing.
 #[inline(never)]
 pub fn fix_attesters(members: &mut Members) {
     if members.judged == 0 {
         return;
+    }
+    for index in bitmap::seats(&bitmap::without(&members.proven, &members.healthy)) {
+        // A round that closed after the ejection may have counted an earlier result.
+        if members.seats[index].state == member_state::EJECTED {
+            bitmap::clear(&mut members.proven, index as u8);
+        }
     }
     let gone = bitmap::without(&members.proven, &members.healthy);
     let half = half_delivered(members);

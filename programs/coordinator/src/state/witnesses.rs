@@ -66,18 +66,22 @@ pub struct Case {
     pub height: u32,
     /// Number of the round in which the case was opened.
     pub opened: u32,
-    /// The member that delivered the result. Ejected by mismatches from two thirds of the jury, at least three.
+    /// The member that delivered the result. Ejected by mismatches from two thirds of the jury.
     pub target: u8,
-    /// The member that opened the case. Ejected by as many matches, or by matches of all other jurors.
+    /// The member that opened the case. Ejected by as many matches.
     pub auditor: u8,
     pub pad: [u8; 2],
-    /// Jurors that have voted.
+    /// Jurors that have voted. Empty like `not_matching` once the case is decided.
     pub voted: [u8; 32],
     /// Jurors that did not vote for a match: they found a mismatch, or have not voted.
     pub not_matching: [u8; 32],
 }
 
 impl Case {
+    pub fn is_decided(&self) -> bool {
+        bitmap::is_empty(&self.not_matching) && bitmap::is_empty(&self.voted)
+    }
+
     pub fn jury(&self) -> Bitmap {
         bitmap::either(&self.voted, &self.not_matching)
     }
@@ -91,7 +95,7 @@ impl Case {
     }
 }
 
-/// The cases of the running epoch, in any order. Some may have expired.
+/// The cases of the running epoch, in any order. Some may be decided or expired.
 #[derive(Clone, Copy, Pod, Zeroable, IdlType)]
 #[repr(C)]
 pub struct Cases {
