@@ -369,8 +369,10 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
 def test_plot_of_long_run_limits_labels(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
     marks = [(step, f"seat {step} dropped") for step in range(100)]
+    marks.append((50, "back to the checkpoint of step 40"))
     path = tmp_path / "loss.svg"
     run_plot(path, {0: [(1, 5.0), (5000, 2.0)]}, {}, epochs, marks, "long")
     drawn = _texts(path)
     assert drawn.count("<!-- epoch ") == 12
     assert "dropped" not in drawn
+    assert "back to the checkpoint of step 40" in drawn
