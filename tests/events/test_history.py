@@ -25,10 +25,10 @@ class Run:
         self.history = EventHistory(lambda record: record.origin.wallet)
         self.now = NOON
 
-    def say(self, wallet: str, kind: str, **fields: Any) -> None:
+    def say(self, wallet: str, kind: str, file: str = "x", **fields: Any) -> None:
         self.now += timedelta(seconds=1)
         origin = EventOrigin("demo", wallet, int(wallet[-1]), "0.1.0")
-        self.history.take(EventRecord(self.now, origin, sample_event(kind, **fields), Path("x")))
+        self.history.take(EventRecord(self.now, origin, sample_event(kind, **fields), Path(file)))
 
     def start(self, *wallets: str) -> None:
         for seat, wallet in enumerate(wallets):
@@ -177,6 +177,22 @@ def test_process_that_ended_before_it_joined_has_no_mark() -> None:
     assert run.history.marks == []
 
 
+@pytest.mark.parametrize("file", ["x", "other"], ids=["one export", "own files"])
+def test_refused_second_process_has_no_mark(file: str) -> None:
+    run = Run()
+    run.start("a0")
+    run.step(1, a0=1.0)
+    run.say("a0", "started", file)
+    run.say("a0", "run_found", file)
+    if file == "other":
+        run.step(2, a0=1.0)
+    run.say("a0", "error", file, message="another process has this wallet")
+    run.step(3, a0=1.0)
+    assert run.history.marks == []
+    if file == "other":
+        assert run.history.sent_by_tier() == {0: [(1, 1000.0), (2, 2000.0), (3, 3000.0)]}
+
+
 def begin_rounds(run: Run, wallet: str, begin: int, end: int, since: int) -> None:
     for step in range(begin, end):
         run.say(wallet, "round", epoch=0, step=step, since=since + step)
@@ -214,6 +230,26 @@ def test_return_of_model_to_checkpoint_is_marked() -> None:
         run.say(wallet, "model", source="a Hub", step=108, checkpoint_step=104)
     run.say("b1", "model", source="a Hub", step=112, checkpoint_step=112)
     assert run.history.marks == [(108, "back to the checkpoint of step 104")]
+
+
+def test_unnoticed_return_names_newest_trained_step() -> None:
+    """Round 4 had begun, but nobody trained it."""
+    run = Run()
+    run.start("a0")
+    begin_rounds(run, "a0", 1, 4, since=100)
+    run.say("a0", "round", epoch=0, step=4, since=104)
+    begin_rounds(run, "a0", 1, 3, since=200)
+    assert run.history.marks == [(0, "went back from step 3")]
+
+
+def test_levels_that_went_back_are_named() -> None:
+    run = Run()
+    run.start("a0", "b1")
+    begin_rounds(run, "a0", 1, 11, since=100)
+    for wallet, step in (("a0", None), ("b1", 5)):
+        back = {"checkpoint_step": step, "lost_levels": (0, 1), "lost_to": 5}
+        run.say(wallet, "model", source="peers", step=10, **back)
+    assert run.history.marks == [(10, "levels 0, 1 back to the checkpoint of step 5")]
 
 
 def test_members_without_events_are_named_by_seat() -> None:
@@ -333,8 +369,10 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
 def test_plot_of_long_run_limits_labels(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}
     marks = [(step, f"seat {step} dropped") for step in range(100)]
+    marks.append((50, "back to the checkpoint of step 40"))
     path = tmp_path / "loss.svg"
     run_plot(path, {0: [(1, 5.0), (5000, 2.0)]}, {}, epochs, marks, "long")
     drawn = _texts(path)
     assert drawn.count("<!-- epoch ") == 12
     assert "dropped" not in drawn
+    assert "back to the checkpoint of step 40" in drawn

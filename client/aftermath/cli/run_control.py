@@ -21,6 +21,7 @@ from aftermath.rules.contents import unsaved_steps
 
 if TYPE_CHECKING:
     from aftermath.cli.connection import Cluster
+    from aftermath.coordinator.ports import View
     from aftermath.events.status import RunStatus
     from aftermath.rules.model import Model
     from aftermath.rules.run import Run
@@ -66,7 +67,7 @@ async def set_paused(
         status = await follower.now()
     run = follower.run
     state = run.state.name.lower()
-    text = f"run {run_id} is now {state_phrase(run.state)}{_pause_text(run)}"
+    text = f"run {run_id} is now {state_phrase(run.state)}{_pause_text(follower.view)}"
     return Result(
         {
             "run_id": run_id,
@@ -106,14 +107,17 @@ def case_of(run: Run, *, is_stalled: bool = False) -> str:
     return "stalled" if is_stalled else ""
 
 
-def _pause_text(run: Run) -> str:
+def _pause_text(view: View) -> str:
     """Return when the run will pause, if it will."""
+    from aftermath.events.progress import last_member_until
     from aftermath.rules.state import RunState
 
-    if not run.pending_pause:
+    if not view.run.pending_pause:
         return ""
-    remaining = "it" if run.state is RunState.COOLDOWN else "this round and cooldown"
-    return f" and will pause after {remaining}"
+    remaining = "it" if view.run.state is RunState.COOLDOWN else "this round and cooldown"
+    text = f" and will pause after {remaining}"
+    wait = last_member_until(view.run, view.members, view.model)
+    return f"{text}; {wait}" if wait is not None else text
 
 
 @command(

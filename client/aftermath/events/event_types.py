@@ -184,11 +184,16 @@ class StateChanged(Event, frozen=True, kw_only=True, tag="state"):
 
 
 class ModelReady(Event, frozen=True, kw_only=True, tag="model"):
-    """The member has the model. `checkpoint_step` is the step of the checkpoint that it read."""
+    """The member has the model. `checkpoint_step` is the step of the checkpoint that it read.
+
+    `lost_levels` went back to the checkpoint of step `lost_to` for all members.
+    """
 
     source: str
     step: int
     checkpoint_step: int | None = None
+    lost_levels: tuple[int, ...] = ()
+    lost_to: int = 0
 
 
 class OptimizerRestored(Event, frozen=True, kw_only=True, tag="remembered"):

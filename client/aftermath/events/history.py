@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 from aftermath.events import event_types
+from aftermath.events.event_files import process_of
 from aftermath.events.plot import Curve
+from aftermath.events.progress import levels_named, named_checkpoint
 from aftermath.events.reader import EventRecord
 from aftermath.events.text import short
 
@@ -25,6 +28,15 @@ class Share:
     tokens: int
 
 
+Process = tuple[Path, str]
+"""The directory and the common name of the files of one process."""
+
+
+def process_of_record(record: EventRecord) -> Process:
+    """Return the process whose file has the event. An export mixes several processes."""
+    return record.path.parent, process_of(record.path)
+
+
 class EventHistory:
     """Collects events in reading order. `name` returns a member's name for marks."""
 
@@ -37,7 +49,7 @@ class EventHistory:
         """The first step that was seen of each epoch."""
         self._lifecycle = Lifecycle(name)
         self._sent: dict[int, dict[int, int]] = defaultdict(lambda: defaultdict(int))
-        self._counted: dict[str, int] = defaultdict(int)
+        self._counted: dict[tuple[str, Process], int] = defaultdict(int)
         """Bytes sent, as last reported by each process of a member."""
 
     @property
@@ -49,10 +61,11 @@ class EventHistory:
         """Add an event."""
         wallet = record.origin.wallet
         event = record.event
+        source = (wallet, process_of_record(record))
         self._lifecycle.take(record)
         match event:
             case event_types.MemberStarted() | event_types.RunFound():
-                self._counted[wallet] = 0
+                self._counted[source] = 0
             case event_types.RoundStarted():
                 self.epochs[event.epoch] = min(event.step, self.epochs.get(event.epoch, event.step))
             case event_types.ShareTrained():
@@ -62,8 +75,8 @@ class EventHistory:
                     )
             case event_types.Traffic():
                 step = self._lifecycle.step_of(wallet)
-                self._sent[record.origin.tier][step] += max(0, event.sent - self._counted[wallet])
-                self._counted[wallet] = event.sent
+                self._sent[record.origin.tier][step] += max(0, event.sent - self._counted[source])
+                self._counted[source] = event.sent
 
     def loss_curve(self) -> Curve:
         """Return (step, loss over all tokens of the step)."""
@@ -114,6 +127,10 @@ class _Member:
     away: bool = False
     step: int = 0
     seat: int | None = None
+    process: Process | None = None
+    """The newest process."""
+    former: _Member | None = None
+    """The member before its newest process, until that one joins, if the former did not end."""
 
 
 class Lifecycle:
@@ -138,6 +155,8 @@ class Lifecycle:
         self._round_since = 0
         self._round_step = 0
         """The step of the newest round, which began at `_round_since`."""
+        self._trained_step = 0
+        """The newest step that a member trained since the run last went back."""
 
     def step_of(self, wallet: str) -> int:
         """Return the last step in which a member trained its share."""
@@ -147,18 +166,23 @@ class Lifecycle:
         """Add an event."""
         wallet = record.origin.wallet
         event = record.event
+        process = process_of_record(record)
         member = self._members[wallet]
+        if member.former is not None and process == member.former.process != member.process:
+            member = self._undo_start(wallet, member.former)  # the former process is still there
         self._names[wallet] = self._name(record)
         match event:
             case event_types.MemberStarted():
-                self._starts(wallet, member)
+                self._starts(wallet, member, process)
                 member.just_started = True
             case event_types.RunFound():
                 if not member.just_started:  # only events of this run were read
-                    self._starts(wallet, member)
+                    self._starts(wallet, member, process)
                 member.just_started = False
             case event_types.Joined():
                 member.joined = True
+                member.former = None
+                member.process = process
                 member.seat = event.seat
                 if event.seat is not None:
                     self._holders[event.seat] = wallet
@@ -172,7 +196,8 @@ class Lifecycle:
                 | event_types.Error()
                 | event_types.Stopped(continues=True)
             ):
-                self._ends(wallet, event, member)
+                if member.process in (None, process):  # else a refused second process ends
+                    self._ends(wallet, event, member)
             case event_types.Dropped():
                 for seat in event.seats:
                     self._lost(seat, "dropped")
@@ -189,6 +214,7 @@ class Lifecycle:
             case event_types.Rewound():
                 self._mark(event.step, f"went back from step {event.before}")
                 self._round_step = min(self._round_step, event.step)
+                self._trained_step = min(self._trained_step, event.step)
 
     def _round(self, event: event_types.RoundStarted) -> None:
         """Mark that the run went back while no member was there to report it."""
@@ -196,25 +222,44 @@ class Lifecycle:
             return
         # The two newest steps may repeat although the run did not go back, if nobody attested them.
         if event.step < self._round_step - 1:
-            self._mark(event.step - 1, f"went back from step {self._round_step}")
+            before = max(self._round_step - 1, self._trained_step)
+            self._mark(event.step - 1, f"went back from step {before}")
+            self._trained_step = event.step - 1
         self._round_since = event.since
         self._round_step = event.step
 
     def _loaded(self, event: event_types.ModelReady) -> None:
         """Mark that the model went back to a checkpoint, although the run keeps its steps."""
         checkpoint_step = event.checkpoint_step
+        if event.lost_levels:
+            levels = levels_named(event.lost_levels)
+            self._mark(event.step, f"{levels} back to {named_checkpoint(event.lost_to)}")
+            return
         if checkpoint_step is None or checkpoint_step >= min(event.step, self.newest_step):
             return
         self._mark(event.step, f"back to the checkpoint of step {checkpoint_step}")
 
-    def _starts(self, wallet: str, member: _Member) -> None:
+    def _starts(self, wallet: str, member: _Member, process: Process) -> None:
         if not member.ended and member.joined:
-            what = "stopped" if member.stopping else "disappeared"
-            self._mark(member.step, f"{self._names[wallet]} {what}")
+            member.former = replace(member, former=None)
+            self._mark(*self._end_mark(wallet, member))
+        member.process = process
         member.processes += member.joined
         member.joined = member.stopping = False
         member.away = member.processes > 0
         member.ended = False
+
+    def _end_mark(self, wallet: str, member: _Member) -> tuple[int, str]:
+        what = "stopped" if member.stopping else "disappeared"
+        return member.step, f"{self._names[wallet]} {what}"
+
+    def _undo_start(self, wallet: str, former: _Member) -> _Member:
+        """Forget a process that started while the former one was there, as if it never had."""
+        mark = self._end_mark(wallet, former)
+        if mark in self.marks:
+            self.marks.remove(mark)
+        self._members[wallet] = former
+        return former
 
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
@@ -222,11 +267,19 @@ class Lifecycle:
             self._forget_former_seats(wallet, member.seat)
         member.away = False
         member.joined = True
+        member.former = None
         member.step = step
+        self._trained_step = max(self._trained_step, step)
         if losing:
             self.newest_step = max(self.newest_step, step)
 
     def _ends(self, wallet: str, event: event_types.Event, member: _Member) -> None:
+        if isinstance(event, event_types.Error) and not member.joined:
+            if member.former is not None:
+                self._undo_start(wallet, member.former)
+            else:
+                member.ended = True
+            return
         if isinstance(event, event_types.Left) and not event.finished:
             self._mark(member.step, f"{self._names[wallet]} left")
         elif isinstance(event, event_types.Stopped):

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -28,6 +29,8 @@ _EPOCHS_NAMED = 12
 _GAP = 4
 """Multiple of the usual distance between two points beyond which no line connects them."""
 _MARKS_NAMED = 24  # more labels would overlap
+_LOSS = re.compile(r"\bback (?:to|from)\b")
+"""In the marks of lost steps: "went back from step 8", "levels 0, 1 back to the checkpoint"."""
 
 
 def step_plot(
@@ -149,11 +152,14 @@ def _draw(axes: Any, curves: Mapping[str, Curve], measure: str, *, gaps: bool = 
 
 
 def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
-    # The same text twice at a step, as of a member that restarts, would only cover itself.
-    for number, (step, text) in enumerate(dict.fromkeys(marks)):
+    labelled = marks
+    if len(marks) > _MARKS_NAMED:
+        losses = [mark for mark in marks if _LOSS.search(mark[1])]
+        labelled = [losses[index] for index in evenly(len(losses), _MARKS_NAMED)]
+    for step, _ in marks:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
-        if len(marks) > _MARKS_NAMED:
-            continue
+    # The same text twice at a step, as of a member that restarts, would only cover itself.
+    for number, (step, text) in enumerate(dict.fromkeys(labelled)):
         # Alternate both sides of the lines and both ends, so that four close marks stay readable.
         side = ("right", "left")[number % 2]
         (height, end) = ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]

@@ -220,8 +220,21 @@ def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
     return (
         f"{last}: {lost} lost if the epoch ends "
         "without it. Start that member again. Other members wait for it until "
-        f"{datetime.fromtimestamp(wait.end, UTC):%Y-%m-%d %H:%M} UTC. {how}"
+        f"{_date(wait.end)}. {how}"
     )
+
+
+def _date(seconds: int) -> str:
+    return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
+
+
+def last_member_until(run: Run, members: Members, model: Model) -> str | None:
+    """Return until when other members wait if the epoch's last member is away, or None."""
+    named = _last_member_and_loss(run, members, model)
+    wait = wait_for_last_member(run, members, model)
+    if named is None or wait is None:
+        return None
+    return f"if {named[0]}, is away, other members wait for it until {_date(wait.end)}"
 
 
 def steps_lost_by_ticks(run: Run, members: Members, model: Model) -> str | None:

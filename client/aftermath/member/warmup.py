@@ -96,9 +96,7 @@ class WarmUp:
             hashes[level] == self._expected(level) for level in self._role.levels
         )
         if self.used_own_replica:
-            self._ports.events.emit(
-                event_types.ModelReady(source="its own replica", step=self._run.trained_steps)
-            )
+            self._report_ready("its own replica")
         else:
             # Keep the levels that pass the check, because this member may be their only holder.
             self._reuse_levels(replica, hashes)
@@ -112,14 +110,19 @@ class WarmUp:
         source = await first_of(self._load(), self._give_up())
         if self._first_missing != set(self._role.levels):
             source = f"its own replica and {source}"
+        self._report_ready(source)
+        return await self._workers.compute(lambda: self._origin.replica(self._weights))
+
+    def _report_ready(self, source: str) -> None:
         self._ports.events.emit(
             event_types.ModelReady(
                 source=source,
                 step=self._run.trained_steps,
                 checkpoint_step=self._durable_step,
+                lost_levels=tuple(contents.lost_levels(self._run)),
+                lost_to=steps_before(self._model.checkpoint_step),
             )
         )
-        return await self._workers.compute(lambda: self._origin.replica(self._weights))
 
     async def _give_up(self) -> NoReturn:
         """Raise Desync once a replica comes too late, even if a slow source still delivers."""

@@ -71,6 +71,14 @@ def unattested(run: Run) -> list[int]:
     ]
 
 
+def lost_levels(run: Run) -> list[int]:
+    """Return the levels that begin the epoch from the checkpoint although others continue."""
+    if run.model_source is not ModelSource.PEERS:
+        return []
+    older = {level for level in range(run.levels) if run.levels_lost >> level & 1}
+    return sorted(older.union(unattested(run)))
+
+
 def unsaved_steps(run: Run, model: Model) -> int:
     """Return how many of the run's trained steps are not in the checkpoint that the chain names."""
     return max(0, run.trained_steps - steps_before(model.checkpoint_step))

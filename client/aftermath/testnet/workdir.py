@@ -30,7 +30,7 @@ def claimed_workdir(root: Path, who: str, option: str, names: str) -> Iterator[N
         root.mkdir(parents=True, exist_ok=True)
         if not mark.exists() and any(root.iterdir()):
             raise ProcessError(
-                f"{root} holds files that are not a {who}'s", f"Empty it, or name another: {option}"
+                f"{root} holds files that are not a {who}'s", f"{other}, or empty it"
             )
         try:
             lock = hold(mark)
