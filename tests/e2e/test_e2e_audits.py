@@ -26,7 +26,7 @@ RULES = {
     "min_clients": 3,
     "init_min_clients": 4,
     "waiting_for_members_extra_time": 20,
-    "min_round_time": 3,
+    "min_round_time": 5,
     "max_round_train_time": 60,
     "global_batch_size_start": 20,
     "global_batch_size_end": 20,

@@ -57,7 +57,7 @@ class Audits:
         self._begun: set[tuple[bool, Key]] = set()
         """Audits or probes (False) and votes (True) that were begun."""
         self._cases: dict[Key, Case] = {}
-        """The open cases when they were last read."""
+        """The cases that were open when they were read, until a decision is reported."""
         self._ejected_before: dict[Key, int] = {}
         """Members that were ejected when a case was first read, as bitmaps."""
         self._cases_read = -1
@@ -105,6 +105,7 @@ class Audits:
         while self._epoch.rules.verification_percent:
             run = feed.run
             if self._epoch.is_running(run) and run.current.established:
+                self._report_decisions()
                 self._begin_audits(run)
                 await self._read_cases(run)
                 self._begin_votes(run)
@@ -143,18 +144,19 @@ class Audits:
         except (Refused, Unavailable):
             return
         self._cases_read = run.current.height
-        before = self._cases
-        self._cases = {(case.height, case.target): case for case in cases if case.is_open(run)}
-        for key in self._cases.keys() - before.keys():
-            self._report_opening(self._cases[key])
+        now = {(case.height, case.target): case for case in cases if case.is_open(run)}
+        before = {key: case for key, case in self._cases.items() if case.is_open(run)}
+        for key in now.keys() - before.keys():
+            self._report_opening(now[key])
             self._ejected_before[key] = self._ports.feed.members.mask(MemberState.EJECTED)
+        # A case that was decided since is reported as soon as this member sees the ejection.
+        for key in before.keys() - now.keys():
+            self._is_new(True, key)
+        self._cases = before | now
 
     def _begin_votes(self, run: Run) -> None:
-        """Report decided cases, and begin this member's votes on the others."""
-        for key, case in list(self._cases.items()):
-            if self._report_decision(case, self._ejected_before[key]):
-                del self._cases[key]
-                continue
+        """Begin this member's votes on open cases."""
+        for key, case in self._cases.items():
             result = self._audited.get(key)
             seed = self._seeds.get(case.height)
             if (
@@ -176,25 +178,23 @@ class Audits:
             )
         )
 
-    def _report_decision(self, case: Case, ejected_before: int) -> bool:
-        """Report who lost a case, if a jury decided it. Return whether it did.
-
-        `ejected_before` is a bitmap of the members that were ejected when the case was opened.
-        """
+    def _report_decisions(self) -> None:
+        """Report who lost a case that a jury decided."""
         seats = self._ports.feed.members.seats
-        for seat in (case.target, case.auditor):
-            was_ejected = bitmap.contains(ejected_before, seat)
-            if seats[seat].state is MemberState.EJECTED and not was_ejected:
-                self._ports.events.emit(
-                    event_types.CaseDecided(
-                        epoch=self._epoch.number,
-                        height=case.height,
-                        seat=case.target,
-                        loser=seat,
+        for key, case in list(self._cases.items()):
+            for seat in (case.target, case.auditor):
+                was_ejected = bitmap.contains(self._ejected_before[key], seat)
+                if seats[seat].state is MemberState.EJECTED and not was_ejected:
+                    del self._cases[key]
+                    self._ports.events.emit(
+                        event_types.CaseDecided(
+                            epoch=self._epoch.number,
+                            height=case.height,
+                            seat=case.target,
+                            loser=seat,
+                        )
                     )
-                )
-                return True
-        return False
+                    break
 
     def _is_new(self, votes: bool, key: Key) -> bool:
         """Record that a duty has begun. Return False if it had begun already."""
