@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import audit_tables
 import learning_tables
 from learning_tables import UNKNOWN, table
 
@@ -341,6 +342,10 @@ def attacks() -> str:
     return "\n".join([ATTACKS, "", table(heads, rows), "", "Known effects:", "", *known])
 
 
+def audited_attacks() -> str:
+    return audit_tables.tables(figures("hostile"))
+
+
 def unequal() -> str:
     return learning_tables.tables_of_unequal(figures("heterogeneity"), strips=figures("rolling"))
 
@@ -389,7 +394,8 @@ def page() -> str:
     parts = [INTRODUCTION]
     for title, (names, render) in SECTIONS.items():
         sources = ", ".join(f"`{kept(name)['command']}`" for name in names)
-        parts.append(f"## {title}\n\nFrom {sources}.\n\n{render()}")
+        origin = f"From {sources}.\n\n" if names else ""  # else the section says it itself
+        parts.append(f"## {title}\n\n{origin}{render()}")
     lines = "\n\n".join(parts).splitlines()
     return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines) + "\n"
 

@@ -33,6 +33,7 @@ def module(name: str, known_as: str = "") -> ModuleType:
 
 
 learning_tables = module("learning_tables")
+module("audit_tables")
 quote = module("quote", "benchmark_quote")
 measure = module("measure", "benchmark_measure")
 
