@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aftermath.audit.claim import (
     RESIDUAL,
+    RESIDUAL_BLOCKS,
     Claim,
     blocks_to_fetch,
     claim_of,
@@ -55,6 +56,7 @@ _LONGEST_PAUSE = 15.0
 _COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
 _NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds for the member itself to serve its state
+_LENDER_TRIES = 3  # to ask an auditor which blocks it lends
 
 
 Key = tuple[int, int]
@@ -188,7 +190,8 @@ class Judge:
         if payloads is None:
             return Judgement(None, "this member does not have all payloads of the result")
         state_outline = await self._outline(commitment)
-        waits = [self._from_member(result, state_outline)]
+        accused = await self._accused_blocks(result, state_outline, lender) if lender else []
+        waits = [self._from_member(result, state_outline, accused)]
         if lender is not None:
             waits.append(self._from_lender(result, state_outline, lender))
         evidence, sequences = await both(first_of(*waits), self._sequences(result))
@@ -262,11 +265,37 @@ class Judge:
 
     # --- what a replay needs
 
-    async def _from_member(self, result: AuditedResult, state_outline: StateOutline) -> _Evidence:
+    async def _accused_blocks(
+        self, result: AuditedResult, state_outline: StateOutline, lender: bytes
+    ) -> list[int]:
+        """Return the blocks of the residual that the auditor compared, as far as it says.
+
+        A member may falsify a few blocks only. Jurors that compared others would acquit it, and so
+        convict the auditor.
+        """
+        root = result.commitment.private.after
+        pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        for _ in range(_LENDER_TRIES):
+            try:
+                lent = await ask_lent(
+                    self._ports.transport, lender, root, state_outline, _BLOCK_SECONDS
+                )
+            except (TransportError, FalseBlock):
+                await self._ports.clock.sleep(pauses.next())
+                continue
+            names = {index: state_outline.place(index).name for index in lent}
+            residual = [index for index, name in names.items() if name.startswith(RESIDUAL)]
+            return residual[:RESIDUAL_BLOCKS]
+        return []
+
+    async def _from_member(
+        self, result: AuditedResult, state_outline: StateOutline, accused: Collection[int]
+    ) -> _Evidence:
         """Fetch what a replay needs from the member itself. Retry until cancelled."""
         commitment = result.commitment
         schema = self._role.schema
-        sample = drawn_residual_blocks(state_outline, self._secret(commitment))
+        drawn = drawn_residual_blocks(state_outline, self._secret(commitment))
+        sample = sorted({*drawn, *accused})
         return await self._fetch(
             result,
             commitment.sender,
