@@ -1,0 +1,56 @@
+"""Test with real processes that audits convict members that cheat, and nobody else."""
+
+from __future__ import annotations
+
+import pytest
+
+from e2e.audited_run import play
+from e2e.cluster import TrainingCluster
+from e2e.processes import PATIENCE
+from e2e.run_inputs import RunInputs
+
+pytestmark = pytest.mark.timeout(3 * PATIENCE)
+PERCENT = 60
+STEPS = 24
+ROUND_SECONDS = 5
+"""Time for two replays on a busy machine, which an auditor makes before it accuses."""
+FALSE_RESULTS = {
+    "other data": {4: "other data"},
+    "a friend's results": {0: "lends", 4: "borrows"},
+}
+"""Members that cheat, by number. The last one sends false results."""
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("cheats", FALSE_RESULTS.values(), ids=FALSE_RESULTS)
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_member_with_false_results_loses_its_bond(
+    cluster: TrainingCluster, run_inputs: RunInputs, cheats: dict[int, str]
+) -> None:
+    found = play(
+        cluster, run_inputs, cheats, percent=PERCENT, steps=STEPS, round_seconds=ROUND_SECONDS
+    )
+    assert found.seat is not None
+    assert found.forfeited == 1 << found.seat
+    assert found.seats("case_decided", "loser") <= {found.seat}
+    assert found.seats("audited", "seat", verdict="mismatch") == {found.seat}
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("engine", ["embedded"], indirect=True)
+def test_accuser_of_honest_members_loses_its_bond(
+    cluster: TrainingCluster, run_inputs: RunInputs
+) -> None:
+    found = play(
+        cluster,
+        run_inputs,
+        {4: "accuses"},
+        percent=PERCENT,
+        steps=STEPS,
+        round_seconds=ROUND_SECONDS,
+    )
+    assert found.seat is not None
+    assert found.forfeited == 1 << found.seat
+    assert found.seats("case_decided", "loser") <= {found.seat}
+    assert found.seats("case_opened", "auditor") == {found.seat}
+    assert not found.seats("audited", "seat", verdict="mismatch")
