@@ -41,12 +41,13 @@ def falsify(sim_member: SimMember) -> None:
 def test_block_that_only_auditor_drew_convicts_member(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    disputed = False
+    members: list[SimMember] = []
 
     def drawn(state_outline: StateOutline, seed: bytes) -> list[int]:
         """Draw the false block for auditors, and another one for jurors."""
         del seed
-        name = TRUE if disputed else FALSE
+        is_disputed = any(one.saw("case_opened") for one in members)
+        name = TRUE if is_disputed else FALSE
         return [
             index for index in range(state_outline.count) if state_outline.place(index).name == name
         ]
@@ -54,12 +55,9 @@ def test_block_that_only_auditor_drew_convicts_member(
     monkeypatch.setattr(judge, "drawn_residual_blocks", drawn)
 
     async def story(sim: SimulatedRun) -> None:
-        nonlocal disputed
-        members = [sim.add(0) for _ in range(5)]
+        members.extend(sim.add(0) for _ in range(5))
         await sim.until_round(1)
         falsify(members[-1])
-        await sim.until(lambda _: any(one.saw("case_opened") for one in members))
-        disputed = True
 
         def is_decided(run: Run) -> bool:
             return bool(sim.members.mask(MemberState.EJECTED)) or run.state is RunState.FINISHED
