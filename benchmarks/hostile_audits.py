@@ -18,9 +18,12 @@ OMP_WAIT_POLICY=PASSIVE python benchmarks/hostile_audits.py [--seeds 20] [--keep
 #   auditor calls false. `seconds` (CPU) and `bytes` are medians of one judgement.
 # - `audit_honest` counts judgements of honest shares. They stop after `--honest`, or after
 #   `--seconds` of CPU time.
-# - `audit_cost` is the cost for a member of `COST_MODEL`. `audit_over_share` is the CPU time of a
-#   judgement over that of a share. `kept_over_share` is that of the copies which each round keeps.
-#   `compute` and `fetched_bytes_per_round` are for one result in 16.
+# - `audit_cost` is the cost for a member of the light recipe (`step.MODEL`). A small share and its
+#   judgement are measured. `seconds` (CPU, one core) is the judgement of a share of 30 steps of
+#   4,096 tokens, which trains as fast. `compute` adds the copies that each round keeps, and is
+#   relative to the share. It and `fetched_bytes_per_round` are for one result in 16. `uplink` is
+#   relative to a line of 110 Mb/s during the share, and `shortest_round` is the round in seconds
+#   that makes it 5 %. `over_results` is relative to the member's result, sent to seven peers.
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +43,9 @@ from aftermath.member.state_chain import StateChain
 from aftermath.optim.state_merkle import tree_of
 from aftermath.replica.exactness import exact_device
 from aftermath.rules.announcements import NOTHING, Commitment, PrivateRoots
-from audit_cost import costs, honest_judgements, short
 from audit_trials import Finds, Trial, play
+from hostile_cost import costs, honest_judgements, short
 from hostile_work import (
-    ALWAYS_FOUND,
     ATTACKS,
     WAYS,
     Finding,
@@ -273,25 +275,6 @@ def table(seeds: int) -> list[dict[str, Any]]:
         rows.append(make(numbers))
         say(rows[-1])
     return rows
-
-
-def bars(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was asked for, what was measured, and whether it is met."""
-    rows = {row["attack"]: row for row in figures["audits"]}
-    least = min(rows[attack]["found_in_20_audits"] for attack in ALWAYS_FOUND)
-    judgements = figures["audit_honest"]["judgements"]
-    alarms = figures["audit_honest"]["false_alarms"]
-    alarms += sum(row["false_convictions"] for row in rows.values())
-    costs_of = figures["audit_cost"].values()
-    compute = max(one["compute"] for one in costs_of)
-    uplink = max(one["uplink"] for one in costs_of)
-    return {
-        "found": {"value": least, "bar": 0.99, "met": least >= 0.99},
-        "false_convictions": {"value": alarms, "bar": 0, "met": not alarms},
-        "honest_judgements": {"value": judgements, "bar": 10_000, "met": judgements >= 10_000},
-        "compute": {"value": compute, "bar": 0.07, "met": compute <= 0.07},
-        "uplink": {"value": uplink, "bar": 0.05, "met": uplink <= 0.05},
-    }
 
 
 def say(row: dict[str, Any]) -> None:

@@ -56,7 +56,6 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "distro": Distro(**_BLOCKS),
 }
 BF16 = Arithmetic(bf16=True)
-FP32 = PassSettings(PER_STEP, "fp32", "cpu")
 
 
 class Way(NamedTuple):
@@ -77,7 +76,7 @@ class Submission:
     share: AuditedShare
     """With the private state that the member committed to before the share."""
     claim: Claim
-    passes: PassSettings = FP32
+    passes: PassSettings
 
 
 class Finding(NamedTuple):
@@ -115,18 +114,23 @@ def members_of(seed: int) -> Members:
 
 def honest(trained: TrainedShare) -> Submission:
     """Return an honest member's result."""
-    return Submission(trained.share, claim_of(trained.payloads, trained.state))
+    return _submission(trained.share, claim_of(trained.payloads, trained.state))
+
+
+def _submission(share: AuditedShare, claim: Claim) -> Submission:
+    """Return a result with the passes of an honest member."""
+    return Submission(share, claim, member_with(share).pass_settings)
 
 
 def _falsified(make: Callable[[TrainedShare], Claim], members: Members) -> Submission:
-    return Submission(members.own.share, make(members.own))
+    return _submission(members.own.share, make(members.own))
 
 
 def copy_friend(members: Members) -> Submission:
     """Send a friend's result and state as its own, since the round before at the latest."""
     own, friend = members
     share = replace(own.share, before=friend.share.before)
-    return Submission(share, claim_of(friend.payloads, friend.state))
+    return _submission(share, claim_of(friend.payloads, friend.state))
 
 
 def _trained_in_bf16(trained: TrainedShare) -> Claim:
@@ -135,16 +139,16 @@ def _trained_in_bf16(trained: TrainedShare) -> Claim:
     return claim_of(payloads, member.optimizer.state())
 
 
-def claim_bf16(members: Members) -> Submission:
-    """Skip half of the steps, and claim passes in bf16."""
-    claim = skip_steps(members.own, STEPS // 2)
-    return Submission(members.own.share, claim, FP32._replace(products="bf16"))
-
-
 def claim_gpu(members: Members) -> Submission:
     """Skip half of the steps, and claim to have trained on a GPU."""
-    claim = skip_steps(members.own, STEPS // 2)
-    return Submission(members.own.share, claim, FP32._replace(device="cuda"))
+    made = _falsified(_skip(STEPS // 2), members)
+    return replace(made, passes=made.passes._replace(device="cuda"))
+
+
+def claim_bf16(members: Members) -> Submission:
+    """Skip half of the steps, and claim passes in bf16 on a device that no auditor has."""
+    made = claim_gpu(members)
+    return replace(made, passes=made.passes._replace(products="bf16"))
 
 
 def _skip(steps: int) -> Callable[[TrainedShare], Claim]:
@@ -161,7 +165,7 @@ ATTACKS: Mapping[str, Callable[[Members], Submission]] = {
     "sends a friend's result": copy_friend,
     "repeats its last result and state": partial(_falsified, repeat_last_state),
     "skips 15 steps, claims a GPU": claim_gpu,
-    "skips 15 steps, claims bf16": claim_bf16,
+    "skips 15 steps, claims bf16 on a GPU": claim_bf16,
     "trains in bf16, claims fp32": partial(_falsified, _trained_in_bf16),
 }
 """Attacks that only audits can find. The last two are not always found."""

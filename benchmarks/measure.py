@@ -57,7 +57,7 @@ ON_A_GPU = {
 """Measurements outside the default set. Each needs a GPU and writes its own file."""
 BY_ITSELF = {"audits": "OMP_WAIT_POLICY=PASSIVE python benchmarks/audits.py --keep"}
 """Long measurements outside the default set. Each writes its own file."""
-HOSTILE_AUDITS = "python benchmarks/hostile_audits.py --json"
+HOSTILE_AUDITS = "python benchmarks/hostile_audits.py --seconds 45 --json"
 """Command of the figures about audits in the file `hostile`."""
 
 

@@ -15,7 +15,7 @@ module("plain_loop")
 module("step")
 work = module("hostile_work")
 trials = module("audit_trials")
-module("audit_cost")
+module("hostile_cost")
 hostile_audits = module("hostile_audits")
 SEEDS = (0, 5)
 """SparseLoCo with AdamW without overlap, and DisTrO with overlap."""
@@ -45,8 +45,8 @@ def test_honest_share_matches_in_all_ways(trained: dict[int, Any], seed: int) ->
             assert finding.distance < BOUND / 5
 
 
-def test_members_abstain_from_claimed_bf16(trained: dict[int, Any]) -> None:
-    submission = work.ATTACKS["skips 15 steps, claims bf16"](trained[0])
+def test_members_abstain_from_claimed_bf16_of_gpu(trained: dict[int, Any]) -> None:
+    submission = work.ATTACKS["skips 15 steps, claims bf16 on a GPU"](trained[0])
     finding = work.judge(submission, work.WAYS[0], b"secret")
     assert finding.verdict is None
     assert finding.fetched_bytes == 0
