@@ -73,7 +73,7 @@ fuzz: $(STAMP)  ## random wallets against the programs (TRANSACTIONS=1000000)
 	FUZZ_TRANSACTIONS=$(TRANSACTIONS) $(RUN) -m pytest -s -n 0 -m nightly tests/programs/test_programs_coalitions.py
 
 hostile: $(STAMP)  ## members that lie in every way: what each did to a run, in runs/hostile.json (ATTACKS="silence,early ticks")
-	ATTACKS="$(ATTACKS)" $(RUN) -m pytest -m nightly tests/hostile
+	ATTACKS="$(ATTACKS)" $(RUN) -m pytest -m nightly tests/hostile$(if $(ATTACKS),/test_hostile.py)
 
 fmt: $(STAMP)  ## format Python, and Rust where cargo is
 	$(VENV)/bin/ruff check --fix-only --quiet client tests benchmarks scripts

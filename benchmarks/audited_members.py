@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,36 +72,41 @@ def honest_shares(
     *,
     seed: int = 0,
     overlap: int = 0,
+    steps: int = INNER_STEPS,
+    tokens: int = TOKENS,
+    tiers: Sequence[int] = (0, 1),
     model: Mapping[str, Any] = MODEL,
     arithmetic: Arithmetic = PLAIN,
 ) -> Iterator[TrainedShare]:
-    """Train a run of members of tiers 0 and 1. Yield each member's share of each round."""
+    """Train a run of members of these tiers. Yield each member's share of each round.
+
+    A share has the sequences of `steps` inner steps, of `tokens` each. DisTrO trains them in one
+    step.
+    """
     config = config_of(model)
     schema = build_schema(config.to_hf(), 2, optimizer)
-    members = [_member(schema, tier, seed, arithmetic) for tier in (0, 1)]
+    members = [_member(schema, tier, seed, arithmetic) for tier in tiers]
     draws = torch.Generator().manual_seed(seed)
     rate = optimizer.usual_rate
-    last: list[TrainedShare | None] = [None, None]
+    last: list[TrainedShare | None] = [None for _ in tiers]
     under_way: list[list[Mapping[int, bytes]]] = []
     for number in range(rounds):
         trained: list[TrainedShare] = []
-        for member in members:
+        for place, member in enumerate(members):
             share = AuditedShare(
                 schema=schema,
                 config=config,
                 tier=member.tier,
                 shared=_copies(member.shared),
                 before=member.optimizer.state() if number else {},
-                sequences=_sequences(draws),
+                sequences=_sequences(draws, steps * PER_STEP, tokens).remainder(config.vocab_size),
                 lr=rate,
                 ahead_lr=rate,
                 travelling=bool(overlap and number),
             )
             payloads = train(member, share)
             trained.append(
-                TrainedShare(
-                    share, payloads, member.optimizer.state(), last[member.tier], arithmetic
-                )
+                TrainedShare(share, payloads, member.optimizer.state(), last[place], arithmetic)
             )
         last = [*trained]
         yield from trained
@@ -147,10 +152,9 @@ def member_with(share: AuditedShare, arithmetic: Arithmetic = PLAIN) -> Replica:
     return member
 
 
-def _sequences(draws: torch.Generator) -> Tensor:
-    """Return sequences that a model can learn: each token is the last one plus a small step."""
-    steps = torch.randint(1, 4, (INNER_STEPS * PER_STEP, TOKENS), generator=draws)
-    return steps.cumsum(1).remainder(MODEL["vocab_size"])
+def _sequences(draws: torch.Generator, count: int, tokens: int) -> Tensor:
+    """Return sequences that a model can learn: each token is the last one plus a small number."""
+    return torch.randint(1, 4, (count, tokens), generator=draws).cumsum(1)
 
 
 def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -196,7 +200,7 @@ def _claim_for(trained: TrainedShare, instead: AuditedShare) -> Claim:
 def skip_steps(trained: TrainedShare, skipped: int) -> Claim:
     """Leave out the last inner steps, or as many sequences with DisTrO."""
     share = trained.share
-    steps = INNER_STEPS - skipped
+    steps = len(share.sequences) // PER_STEP - skipped
     optimizer = share.schema.optimizer
     if isinstance(optimizer, SparseLoCo):
         optimizer = replace(optimizer, inner_steps=steps)

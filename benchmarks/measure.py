@@ -62,6 +62,8 @@ BY_ITSELF = {
     "--moments kept --steps 4 --tokens 64 --keep",
 }
 """Long measurements outside the default set. Each writes its own file."""
+HOSTILE_AUDITS = "python benchmarks/hostile_audits.py --seconds 45 --json"
+"""Command of the figures about audits in the file `hostile`."""
 
 
 def main() -> int:
@@ -95,12 +97,17 @@ def write(name: str, command: str, load: float, figures: Any) -> None:
     """Write a command's figures. `load` is the machine's load average before it ran."""
     kept = {
         "command": command,
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores",
+        "machine": machine(),
         "load_before": round(load, 2),  # 0 is an idle machine; under load, speeds are lower bounds
         "figures": figures,
     }
     MEASURED.mkdir(exist_ok=True)
     (MEASURED / f"{name}.json").write_text(json.dumps(kept, indent=1) + "\n")
+
+
+def machine() -> str:
+    """Return what a file says of the machine."""
+    return f"{platform.system()} {platform.machine()}, {os.cpu_count()} CPU cores"
 
 
 def printed_by(line: str, seconds: float | None = None) -> Any:
@@ -126,13 +133,34 @@ def report_of_demo(*options: str) -> Any:
 
 
 def table_of_hostile() -> Any:
-    """Run all attacks and return the table, or None if a limit that was met before is missed."""
+    """Run all attacks and return the figures, or None if a limit that was met before is missed."""
     done = subprocess.run(
         [sys.executable, *shlex.split(COMMANDS["hostile"])[1:]], cwd=ROOT, stdout=sys.stderr
     )
-    return (
-        json.loads((ROOT / "runs" / "hostile.json").read_text()) if done.returncode == 0 else None
-    )
+    load = os.getloadavg()[0]
+    audits = printed_by(HOSTILE_AUDITS)
+    if done.returncode != 0 or audits is None:
+        return None
+    rows = json.loads((ROOT / "runs" / "hostile.json").read_text())
+    return rows | audits_of_hostile(load, audits)
+
+
+def audits_of_hostile(load: float, audits: dict[str, Any]) -> dict[str, Any]:
+    """Return what `benchmarks/hostile_audits.py` measured, with its command and machine."""
+    measured = {
+        "command": HOSTILE_AUDITS,
+        "machine": machine(),
+        "load_before": round(load, 2),
+    }
+    return audits | {"audits_measured": measured}
+
+
+def keep_hostile_audits(load: float, audits: dict[str, Any]) -> None:
+    """Replace the figures about audits in the file `hostile`."""
+    file = MEASURED / "hostile.json"
+    kept = json.loads(file.read_text())
+    kept["figures"] |= audits_of_hostile(load, audits)
+    file.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import audit_tables
 import learning_tables
 from learning_tables import UNKNOWN, table
 
@@ -324,37 +325,50 @@ def drafts() -> str:
 
 
 ATTACKS = """One member of tier 0 attacks three honest members in an epoch of four rounds. *round time* is the
-median round time divided by that of an epoch without an attack. *trained* counts the trained and
-the due sequences; a later epoch trains the missing ones. *honest* counts the honest members that
-stayed and applied all rounds."""
+median round time divided by that of an epoch without an attack. Unless a row says otherwise, all
+due sequences were trained, and all honest members stayed, applied all rounds and had equal
+replicas."""
 
 
 def attacks() -> str:
-    """Return what each attack did to its epoch."""
+    """Return what became of each attacker and its epoch."""
     found = figures("hostile")["rows"]
-    rows = []
+    by_end: dict[str, list[dict[str, Any]]] = {}
     for row in sorted(found, key=lambda one: one["attack"] != "none"):
-        at = row["attacker_dropped_at"]
-        end = "stays" if at is None else f"dropped in round {at}"
-        if row["attacker_kept_out"]:
-            end += ", barred"
-        honest = row["honest"] - row["honest_dropped"]
-        replicas = "equal" if row["replicas_equal"] else "**different**"
-        if row["levels_attested"] < row["levels"]:
-            replicas += f", **{row['levels_attested']} of {row['levels']} levels attested**"
-        rows.append(
-            (
-                "none (control)" if row["attack"] == "none" else row["attack"],
-                f"{row['against_control']:.2f}",
-                f"{row['trained']}/{row['due']}",
-                "" if row["attack"] == "none" else end,
-                f"{honest}/{row['honest']}",
-                replicas,
-            )
-        )
+        by_end.setdefault(_end_of_attack(row), []).append(row)
+    rows = []
+    for end, alike in by_end.items():
+        ratios = [row["against_control"] for row in alike]
+        names = dict.fromkeys(row["attack"] for row in alike)
+        range_of = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+        rows.append((end, " to ".join(range_of), "; ".join(names)))
     known = [f"- *{row['attack']}*: {row['known']}." for row in found if row["known"]]
-    heads = ("attack", "round time", "trained", "attacker", "honest", "replicas")
+    heads = ("attacker", "round time", "attacks")
     return "\n".join([ATTACKS, "", table(heads, rows), "", "Known effects:", "", *known])
+
+
+def _end_of_attack(row: dict[str, Any]) -> str:
+    """Return what became of an attacker, and of the others if they were harmed."""
+    dropped_at = row["attacker_dropped_at"]
+    if row["attack"] == "none":
+        ends = ["(control)"]
+    else:
+        ends = ["stays" if dropped_at is None else f"dropped in round {dropped_at}"]
+    harm = {
+        "barred": row["attacker_kept_out"],
+        f"**{row['trained']} of {row['due']} trained**": row["trained"] < row["due"],
+        f"**{row['honest_dropped']} honest members dropped**": row["honest_dropped"],
+        "**honest members missed rounds**": row["honest_applied"] < row["rounds"],
+        "**replicas differ**": not row["replicas_equal"],
+        f"**{row['levels_attested']} of {row['levels']} levels attested**": (
+            row["levels_attested"] < row["levels"]
+        ),
+    }
+    return ", ".join([*ends, *(text for text, is_true in harm.items() if is_true)])
+
+
+def audited_attacks() -> str:
+    return audit_tables.tables(figures("hostile"))
 
 
 def unequal() -> str:
@@ -390,6 +404,7 @@ SECTIONS: dict[str, tuple[Sequence[str], Callable[[], str]]] = {
     "Recomputing a result": (["spread", "spread-bf16", "roots", "audit-cost"], recomputing),
     "A small tier as draft model": (["draft"], drafts),
     "Attacks": (["hostile"], attacks),
+    "Attacks under audits": ([], audited_attacks),
     "Steps of realistic length": (["worth"], realistic),
     "What joining is worth": (["worth"], lambda: learning_tables.table_of_worth(sizes())),
     "The bars": (["worth"], lambda: learning_tables.table_of_bars(sizes())),
@@ -405,7 +420,8 @@ def page() -> str:
     parts = [INTRODUCTION]
     for title, (names, render) in SECTIONS.items():
         sources = ", ".join(f"`{kept(name)['command']}`" for name in names)
-        parts.append(f"## {title}\n\nFrom {sources}.\n\n{render()}")
+        origin = f"From {sources}.\n\n" if names else ""  # else the section says it itself
+        parts.append(f"## {title}\n\n{origin}{render()}")
     lines = "\n\n".join(parts).splitlines()
     return "\n".join(line if line.startswith("|") else _wrapped(line) for line in lines) + "\n"
 

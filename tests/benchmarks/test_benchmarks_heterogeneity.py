@@ -81,6 +81,7 @@ def measured_figures() -> list[Any]:
 @pytest.fixture
 def plots() -> ModuleType:
     module("learning_tables")
+    module("audit_tables")
     module("quote")  # plots reads figures with it
     return module("plots")
 

@@ -36,6 +36,7 @@ protocol_time = module("protocol_time")
 learning_tables = module("learning_tables")
 realistic = module("realistic")
 worth = module("worth")
+module("audit_tables")
 module("quote")  # plots reads figures with it
 CURVE = [(100, 3.0), (200, 2.0), (400, 2.0), (800, 1.0)]
 ALONE = [{"steps": steps, "held_out": loss} for steps, loss in CURVE]

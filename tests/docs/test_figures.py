@@ -33,6 +33,7 @@ def module(name: str, known_as: str = "") -> ModuleType:
 
 
 learning_tables = module("learning_tables")
+module("audit_tables")
 quote = module("quote", "benchmark_quote")
 measure = module("measure", "benchmark_measure")
 
@@ -112,3 +113,28 @@ def test_measured_costs_meet_their_bars() -> None:
         max(one["2"]["cpu_of_round"] for one in roots.values() if isinstance(one, dict))
         == roots["cpu_of_round"]
     )
+
+
+NOT_ALWAYS_FOUND = {"skips 15 steps, claims bf16 on a GPU", "trains in bf16, claims fp32"}
+
+
+FALSE_ALARMS = {"muon"}
+"""Optimizers whose honest shares of 30 inner steps may be called false (docs/security.md)."""
+
+
+def test_measured_audits_meet_their_bars() -> None:
+    """Attacks are found within 20 audits, no honest member is convicted, and audits cost 7 %."""
+    hostile = quote.figures("hostile")
+    judged = {row["attack"]: row for row in hostile["audits"] if "found_in_20_audits" in row}
+    found = {name: row["found_in_20_audits"] for name, row in judged.items()}
+    assert found.keys() > NOT_ALWAYS_FOUND
+    assert min(found[name] for name in found.keys() - NOT_ALWAYS_FOUND) >= 0.99
+    assert min(row["seeds"] for row in judged.values()) >= 20
+    assert not any(row["false_convictions"] for row in hostile["audits"])
+    of_short_shares = quote.figures("audits")
+    honest = hostile["audit_honest"]
+    assert of_short_shares["audits"] + honest["judgements"] >= 10_000
+    assert not of_short_shares["false_alarms"]
+    alarmed = {name for name, one in honest["by_optimizer"].items() if one["false_alarms"]}
+    assert alarmed <= FALSE_ALARMS
+    assert max(cost["compute"] for cost in hostile["audit_cost"].values()) <= 0.07

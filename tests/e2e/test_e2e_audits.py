@@ -11,30 +11,14 @@ from pathlib import Path
 import pytest
 from xprocess import XProcess
 
-from aftermath.rules.state import MemberState, RunState
+from e2e.audited_run import CHEATING, EPOCHS, ROUND_SECONDS, RULES, play
 from e2e.cluster import TrainingCluster
 from e2e.event_log import compare_replicas
 from e2e.run_inputs import RunInputs
 from e2e.server_run import SCRIPT, ServerRun, ServerRunOptions
 
-CHEAT = Path(__file__).with_name("cheating_member.py")
-BOND = 2_000_000  # lamports
-EPOCHS = 2
 STEPS = {60: 24, 6: 84}
 """Steps by `verification_percent`. At 6 %, one of about 41 drawable results is drawn with 92 %."""
-RULES = {
-    "min_clients": 3,
-    "init_min_clients": 4,
-    "waiting_for_members_extra_time": 20,
-    "min_round_time": 5,
-    "max_round_train_time": 60,
-    "global_batch_size_start": 20,
-    "global_batch_size_end": 20,
-    "join_bond": BOND,
-}
-LIMIT = ("--max-bond", str(BOND))
-FREE = {name: value for name, value in RULES.items() if name != "join_bond"}
-"""Rules of a run on a server, which takes no bonds."""
 
 
 @pytest.mark.parametrize(
@@ -51,44 +35,22 @@ FREE = {name: value for name, value in RULES.items() if name != "join_bond"}
 def test_cheating_member_loses_its_bond(
     cluster: TrainingCluster, run_inputs: RunInputs, percent: int, precision: str
 ) -> None:
-    options = (*LIMIT, "--precision", precision)
-    steps = STEPS[percent]
-    lengths = {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
-    rules = RULES | lengths | {"verification_percent": percent}
-    cluster.configure(run_inputs.config(cluster.place, **rules))
-    *honest, cheat = [cluster.add_member(0) for _ in range(5)]
-    process = cluster.launch(cheat, [sys.executable, CHEAT, *cluster.line(cheat, *options)])
-    for member in honest:
-        cluster.start(member, *options)
-    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
-
-    def is_over() -> bool:
-        seat = cluster.seat(cheat)
-        is_ejected = seat is not None and seat.state is MemberState.EJECTED
-        return is_ejected or cluster.run.state is RunState.FINISHED
-
-    cluster.until(is_over, "the cheating member is ejected")
-    seat = cluster.chain_members.find(bytes(cheat.wallet))
-    forfeited = cluster.chain_members.forfeited
-    process.kill()  # or it would pay another bond and come back
-    cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
-    assert [member.process.wait() for member in honest] == [0, 0, 0, 0]
-
-    assert cluster.run.trained_steps == steps
-    assert cluster.compare_replicas() > 0
-    losers = {
-        event["loser"] for member in honest for event in member.event_log.events_of("case_decided")
-    }
-    accused = {
-        event["seat"] for member in honest for event in member.event_log.events_of("case_opened")
-    }
+    play_result = play(
+        cluster,
+        run_inputs,
+        {4: "half"},
+        percent=percent,
+        steps=STEPS[percent],
+        options=("--precision", precision),
+    )
+    losers = play_result.seats("case_decided", "loser")
     if percent == 6 and not losers:  # the cheating member's results were not drawn by chance
-        assert not forfeited
+        assert not play_result.forfeited
         return
-    assert losers == accused == {seat}
-    assert forfeited == 1 << seat
-    verdicts = [event for member in honest for event in member.event_log.events_of("audited")]
-    assert {event["seat"] for event in verdicts if event["verdict"] == "mismatch"} == {seat}
+    assert play_result.seat is not None
+    assert losers == play_result.seats("case_opened", "seat") == {play_result.seat}
+    assert play_result.forfeited == 1 << play_result.seat
+    assert play_result.seats("audited", "seat", verdict="mismatch") == {play_result.seat}
 
 
 @pytest.mark.slow
@@ -96,13 +58,26 @@ def test_cheating_client_of_server_is_ejected(
     xprocess: XProcess, run_inputs: RunInputs, tmp_path: Path
 ) -> None:
     steps = STEPS[60]
-    rules = FREE | {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
+    free = {name: value for name, value in RULES.items() if name != "join_bond"}
+    lengths = {
+        "min_round_time": ROUND_SECONDS,
+        "rounds_per_epoch": steps // EPOCHS,
+        "total_steps": steps,
+    }
     server_run = ServerRun(
-        xprocess, tmp_path, run_inputs, ServerRunOptions(), **rules, verification_percent=60
+        xprocess,
+        tmp_path,
+        run_inputs,
+        ServerRunOptions(),
+        **free,
+        **lengths,
+        verification_percent=60,
     )
     try:
         *honest, cheat = [
-            server_run.start(0, number, [sys.executable, CHEAT] if number == 4 else SCRIPT)
+            server_run.start(
+                0, number, [sys.executable, CHEATING, "half"] if number == 4 else SCRIPT
+            )
             for number in range(5)
         ]
         logs = server_run.event_logs

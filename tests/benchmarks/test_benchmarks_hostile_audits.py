@@ -1,0 +1,98 @@
+"""Test that audits find each way to cheat, match honest work, and decide runs in the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from aftermath.audit.comparison import BOUND, AuditVerdict
+from benchmarks.test_benchmarks_worth import module
+
+members = module("audited_members")
+module("measure")
+module("plain_loop")
+module("step")
+work = module("hostile_work")
+trials = module("audit_trials")
+module("hostile_cost")
+hostile_audits = module("hostile_audits")
+SEEDS = (0, 5)
+"""SparseLoCo with AdamW without overlap, and DisTrO with overlap."""
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[int, Any]:
+    """Return the members of a run by seed."""
+    return {seed: work.members_of(seed) for seed in SEEDS}
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("attack", work.ALWAYS_FOUND)
+def test_each_auditor_finds_attack(trained: dict[int, Any], seed: int, attack: str) -> None:
+    submission = work.ATTACKS[attack](trained[seed])
+    finding = work.judge(submission, work.WAYS[seed % 2], b"secret")
+    assert finding.verdict is AuditVerdict.MISMATCH, finding.reason
+    assert finding.distance is None or finding.distance > 10 * BOUND
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_honest_share_matches_in_all_ways(trained: dict[int, Any], seed: int) -> None:
+    for one in trained[seed]:
+        for finding in work.findings(work.honest(one), seed):
+            assert finding.verdict is AuditVerdict.MATCH, finding.reason
+            assert finding.distance is not None
+            assert finding.distance < BOUND / 5
+
+
+def test_members_abstain_from_claimed_bf16_of_gpu(trained: dict[int, Any]) -> None:
+    submission = work.ATTACKS["skips 15 steps, claims bf16 on a GPU"](trained[0])
+    finding = work.judge(submission, work.WAYS[0], b"secret")
+    assert finding.verdict is None
+    assert finding.fetched_bytes == 0
+
+
+def test_cheat_is_convicted_after_its_first_audit() -> None:
+    trial = trials.play(3, 100, 0, lambda judging, target: target == 0 != judging)
+    assert trial.ejected == {0}
+    assert trial.audits == 1
+    # Round 0 is recorded in round 1 and drawn in round 2. Then members take a round each to accuse
+    # and to vote.
+    assert trial.rounds is not None
+    assert trial.rounds >= 4
+
+
+def test_accuser_of_honest_members_is_convicted() -> None:
+    trial = trials.play(4, 100, 0, lambda judging, target: judging == 0)
+    assert trial.ejected == {0}
+
+
+def test_three_accusers_of_eight_convict_nobody() -> None:
+    trial = trials.play(5, 100, 0, lambda judging, target: judging < 3 <= target, rounds=12)
+    assert trial.ejected == frozenset()
+
+
+def test_older_state_is_refused_without_audit() -> None:
+    row = hostile_audits.old_state_row([0])
+    assert (row["detected"], row["rounds_worst"], row["false_convictions"]) == (1, 0, 0)
+
+
+def test_unfound_attack_has_no_worst_round() -> None:
+    assert hostile_audits._median_and_worst([3, None, 4]) == (4, None)
+    assert hostile_audits._median_and_worst([None, None, 4]) == (None, None)
+    assert hostile_audits._median_and_worst([3, 5]) == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("detected", "judgements", "at_least"), [(60, 60, 0.9999), (15, 60, 0.97), (0, 60, 0.0)]
+)
+def test_probability_of_20_audits_uses_lower_limit(
+    detected: int, judgements: int, at_least: float
+) -> None:
+    found = hostile_audits.found_in_20_audits(detected, judgements)
+    assert at_least <= found <= 1
+    assert found_is_below_naive(found, detected / judgements)
+
+
+def found_is_below_naive(found: float, rate: float) -> bool:
+    return found <= round(1 - (1 - rate) ** 20, 4)

@@ -1,0 +1,101 @@
+"""A run with audits of five members, one of which cheats. Its bond is at stake."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from aftermath.rules.state import MemberState, RunState
+from e2e.cluster import TrainingCluster
+from e2e.event_log import Event
+from e2e.run_inputs import RunInputs
+
+CHEATING = Path(__file__).parents[1] / "hostile" / "cheating_member.py"
+BOND = 2_000_000  # lamports
+EPOCHS = 2
+ROUND_SECONDS = 5
+"""Time for two replays on a busy machine, which an auditor makes before it accuses."""
+RULES = {
+    "min_clients": 3,
+    "init_min_clients": 4,
+    "waiting_for_members_extra_time": 20,
+    "max_round_train_time": 60,
+    "global_batch_size_start": 20,
+    "global_batch_size_end": 20,
+    "join_bond": BOND,
+}
+_LIMIT = ("--max-bond", str(BOND))
+
+
+@dataclass(frozen=True)
+class AuditedRun:
+    """What the chain and the other members say at the end."""
+
+    seat: int | None
+    """The cheating member's."""
+    forfeited: int
+    """Seats (a bitmap) that had lost their bond when the cheating member was stopped."""
+    events: tuple[Event, ...]
+    """Events of the other members."""
+
+    def seats(self, kind: str, key: str, **fields: object) -> set[int]:
+        """Return the seats that events of a kind name."""
+        return {
+            event[key]
+            for event in self.events
+            if event["kind"] == kind and fields.items() <= event.items()
+        }
+
+
+def play(
+    cluster: TrainingCluster,
+    run_inputs: RunInputs,
+    cheats: Mapping[int, str],
+    *,
+    percent: int,
+    steps: int,
+    options: Sequence[str] = (),
+) -> AuditedRun:
+    """Play a run until it is finished, and stop the cheating member once it is ejected.
+
+    `cheats` names what members do (`hostile.cheating_member`), by number. The last one's bond is at
+    stake, and the members with other numbers are honest. `options` are
+    those of `train`.
+    """
+    lengths = {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
+    rules = RULES | lengths | {"verification_percent": percent, "min_round_time": ROUND_SECONDS}
+    cluster.configure(run_inputs.config(cluster.place, one_bit=True, **rules))
+    members = [cluster.add_member(0) for _ in range(5)]
+    lent = cluster.place / "lent"
+    lent.mkdir()
+    cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
+    # All must be in the first epoch: a newcomer audits nobody in the second one.
+    for number, name in cheats.items():
+        line = [sys.executable, CHEATING, name, *cluster.line(members[number], *_LIMIT, *options)]
+        cluster.launch(members[number], line, LENT_RESULTS=str(lent))
+    for number in cheats:
+        cluster.until(partial(cluster.seat, members[number]), "a cheating member joins")
+    for number, member in enumerate(members):
+        if number not in cheats:
+            cluster.start(member, *_LIMIT, *options)
+    cheat = members[max(cheats)]
+    others = [member for member in members if member is not cheat]
+
+    def is_over() -> bool:
+        seat = cluster.seat(cheat)
+        is_ejected = seat is not None and seat.state is MemberState.EJECTED
+        return is_ejected or cluster.run.state is RunState.FINISHED
+
+    cluster.until(is_over, "the cheating member is ejected")
+    seat = cluster.chain_members.find(bytes(cheat.wallet))
+    forfeited = cluster.chain_members.forfeited
+    cheat.process.kill()  # or it would pay another bond and come back
+    cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    assert [member.process.wait() for member in others] == [0] * len(others)
+    assert cluster.run.trained_steps == steps
+    assert cluster.compare_replicas() > 0
+    events = tuple(event for member in others for event in member.event_log.events)
+    return AuditedRun(seat, forfeited, events)
