@@ -62,8 +62,7 @@ def play(
     """Play a run until it is finished, and stop the cheating member once it is ejected.
 
     `cheats` names what members do (`hostile.cheating_member`), by number. The last one's bond is at
-    stake, and the members with other numbers are honest. `options` are
-    those of `train`.
+    stake, and the members with other numbers are honest. `options` are those of `train`.
     """
     lengths = {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
     rules = RULES | lengths | {"verification_percent": percent, "min_round_time": ROUND_SECONDS}
