@@ -51,12 +51,12 @@ from aftermath.rules.seal import masked
 
 _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
+_LENDER_TRIES = 3  # to ask an auditor which blocks it lends
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 _COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
 _NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds for the member itself to serve its state
-_LENDER_TRIES = 3  # to ask an auditor which blocks it lends
 
 
 Key = tuple[int, int]
