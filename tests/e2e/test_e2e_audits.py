@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from e2e.audited_run import CHEATING, EPOCHS, ROUND_SECONDS, RULES, play
 from xprocess import XProcess
 
-from e2e.audited_run import CHEATING, EPOCHS, ROUND_SECONDS, RULES, play
 from e2e.cluster import TrainingCluster
 from e2e.event_log import compare_replicas
 from e2e.run_inputs import RunInputs

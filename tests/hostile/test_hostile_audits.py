@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from e2e.audited_run import play
 from e2e.cluster import TrainingCluster
 from e2e.processes import PATIENCE
 from e2e.run_inputs import RunInputs
+from hostile.audited_run import play
 
 pytestmark = pytest.mark.timeout(3 * PATIENCE)
 PERCENT = 60

@@ -54,6 +54,7 @@ from aftermath.rules.seal import masked
 
 _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
+_LENDER_TRIES = 3  # to ask an auditor which blocks it lends
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 _COPIES = 2  # of weights and optimizer state, that a replay and its comparison take

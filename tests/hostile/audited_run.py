@@ -13,7 +13,7 @@ from e2e.cluster import TrainingCluster
 from e2e.event_log import Event
 from e2e.run_inputs import RunInputs
 
-CHEATING = Path(__file__).parents[1] / "hostile" / "cheating_member.py"
+CHEATING = Path(__file__).with_name("cheating_member.py")
 BOND = 2_000_000  # lamports
 EPOCHS = 2
 ROUND_SECONDS = 5
