@@ -172,6 +172,25 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
+def test_auditor_with_failing_replay_abstains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replay(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("the state has a count of -1")
+
+    monkeypatch.setattr(judge, "replay", replay)
+
+    async def story(sim: SimulatedRun) -> None:
+        for _ in range(5):
+            sim.add(0)
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 6)
+
+    sim = play(tmp_path, story, **RULES)
+    assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
+    assert "ZeroDivisionError: the state has a count of -1" in verdicts(sim)[0]["why"]
+
+
+@pytest.mark.slow
 def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(judge, "free_bytes", lambda device: 0)
 

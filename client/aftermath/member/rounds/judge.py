@@ -43,6 +43,7 @@ from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.transport import TransportError
 from aftermath.replica.memory import free_bytes, is_out_of_memory
 from aftermath.replica.pass_size import OutOfMemory
+from aftermath.replica.replica import Cancelled
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, ask_lent
 from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment
@@ -247,16 +248,19 @@ class Judge:
                 found = replay(
                     share, device=self._device, micro_batch=micro_batch, cancelled=cancelled
                 )
+                if isinstance(found, NoResult):
+                    return Judgement(None, f"the replay has no result: {found.reason}")
+                return _Attempt(compare(found, claim), found)
             except BadState as error:
                 reason = f"no encoder leaves the state before the share: {error.message}"
                 return _Attempt(Comparison(AuditVerdict.MISMATCH, reason, None), None)
+            except Cancelled:
+                raise
             except Exception as error:
-                if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
-                    raise
-                return Judgement(None, _NO_MEMORY)
-            if isinstance(found, NoResult):
-                return Judgement(None, f"the replay has no result: {found.reason}")
-            return _Attempt(compare(found, claim), found)
+                if isinstance(error, OutOfMemory) or is_out_of_memory(error):
+                    return Judgement(None, _NO_MEMORY)
+                # The inputs are another member's, and no error in them may end this member.
+                return Judgement(None, f"the replay failed: {type(error).__name__}: {error}")
 
         return await self.spare_time.run(attempt)
 
