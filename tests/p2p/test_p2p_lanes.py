@@ -115,6 +115,38 @@ async def test_fetch_completes_when_its_lanes_close(mesh):
     assert await fetching == data
 
 
+async def test_peer_that_closes_lanes_is_dialled_a_few_times(opened, rogue, monkeypatch):
+    dialled = 0
+    done = asyncio.Event()
+    dial = connection_table.Links._dial
+    open_lanes = connection_table.Links._open_lanes
+
+    async def counted(self, peer, main=None):
+        nonlocal dialled
+        dialled += main is not None
+        if dialled > MOST_LANES:
+            done.set()
+        await dial(self, peer, main)
+        if main is not None:
+            for lane in main.lanes:
+                lane.close(peer_connection.Code.DONE, "test")
+            await until(lambda: not main.lanes)
+
+    async def opened_lanes(self, link):
+        await open_lanes(self, link)
+        done.set()
+
+    monkeypatch.setattr(connection_table.Links, "_dial", counted)
+    monkeypatch.setattr(connection_table.Links, "_open_lanes", opened_lanes)
+    nodes = [await opened(1), await opened(2)]
+    join(nodes)
+    await until(lambda: all(node.reachable() for node in nodes))
+    for node, other in (nodes, reversed(nodes)):
+        node._links.lanes(other.node_id)
+    await asyncio.wait_for(done.wait(), 10)
+    assert dialled == MOST_LANES
+
+
 async def test_lane_beyond_maximum_is_refused(opened, rogue):
     node = await opened(1)
     cheat = await rogue(2)
