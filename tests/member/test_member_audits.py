@@ -285,6 +285,63 @@ def test_member_serving_no_juror_is_convicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_failing_lender_does_not_end_votes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = 0
+
+    async def ask_lent(*_: object) -> list[int]:
+        nonlocal asked
+        asked += 1
+        raise IndexError("there is no such block")
+
+    monkeypatch.setattr(judge, "ask_lent", ask_lent)
+    monkeypatch.setattr(judge, "_LENDER_PAUSE", 0.05)
+
+    async def story(sim: SimulatedRun) -> None:
+        *_, cheating = [sim.add(0) for _ in range(5)]
+        await sim.until_round(1)
+        corrupt_member(cheating, skip_half)
+        assert cheating.member is not None
+        assert cheating.transport is not None
+        serve = cheating.member._own_state._share.answer
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            await asyncio.sleep(0.05)  # so the jury asks the auditor meanwhile
+            return await serve(peer, body)
+
+        cheating.transport.handle(STATE_TOPIC, answer)
+        seat = seat_of(sim, cheating)
+        await sim.until(lambda _: sim.members.seats[seat].state is MemberState.EJECTED)
+
+    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
+    assert asked > 0
+    assert len(verdicts(sim, verdict="mismatch", is_vote=True)) >= 2
+
+
+@pytest.mark.slow
+def test_evidence_is_dropped_after_its_rounds_were_judged(tmp_path: Path) -> None:
+    lent: list[int] = []
+
+    def lent_by(sim_member: SimMember) -> int:
+        assert sim_member.member is not None
+        return len(sim_member.member._own_state._share._lent)
+
+    async def story(sim: SimulatedRun) -> None:
+        *honest, cheating = [sim.add(0) for _ in range(5)]
+        await sim.until_round(1)
+        corrupt_member(cheating, skip_half)
+        seat = seat_of(sim, cheating)
+        await sim.until(lambda _: sim.members.seats[seat].state is MemberState.EJECTED)
+        lent.append(sum(map(lent_by, honest)))
+        await sim.kill(cheating)
+        await sim.until(lambda run: run.epoch == 2 and run.current.height == 3)
+        lent.append(sum(map(lent_by, honest)))
+
+    play(tmp_path, story, optimizer=SPARSELOCO, **RULES | {"total_steps": 24})
+    assert lent[0] > 0
+    assert lent[1] == 0
+
+
+@pytest.mark.slow
 def test_run_with_cheating_member_is_deterministic(tmp_path: Path) -> None:
     events = []
     for name in ("one", "two"):

@@ -5,9 +5,11 @@ refused.
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from aftermath.optim.engine import Engine, outline_of
 from aftermath.optim.state_merkle import BlockSpan, StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
-from aftermath.replica import state_sharing
+from aftermath.replica import mapped_tensors, state_sharing
 from aftermath.replica.state_sharing import (
     LENT_TOPIC,
     TOPIC,
@@ -29,6 +31,7 @@ from aftermath.replica.state_sharing import (
     StateShare,
     ask_block,
     ask_lent,
+    copy_blocks,
     copy_state,
     proven,
     question,
@@ -133,7 +136,12 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
         await ask_block(checker, member.node_id, states[-1][2].tree.root, states[-1][0], 0, 10)
 
 
-async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
+@pytest.mark.parametrize("memory", [0, mapped_tensors.MEMORY])
+async def test_lent_blocks_are_served_without_their_member(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """Blocks that are too large for memory are read from a file."""
+    monkeypatch.setattr(mapped_tensors, "MEMORY", memory)
     auditor, juror = await mesh(1, 2)
     parts, _, kept = state_of()
     root = kept.tree.root
@@ -141,14 +149,31 @@ async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
     with pytest.raises(RequestRefused):
         await ask_lent(juror, auditor.node_id, root, parts, 10)
     block = StateBlock(kept.read(parts.place(2)), tuple(kept.tree.proof(2)))
-    share.lend(root, {2: block})
+    share.lend(root, copy_blocks({2: block}, 1, tmp_path / "lent"))
+    assert (tmp_path / "lent").exists() == (memory == 0)
     assert await ask_lent(juror, auditor.node_id, root, parts, 10) == [2]
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     with pytest.raises(RequestRefused):
         await ask_block(juror, auditor.node_id, root, parts, 3, 10)
+    share.keep_lent({root})
+    assert await ask_lent(juror, auditor.node_id, root, parts, 10) == [2]
+    share.keep_lent({NOTHING})
+    with pytest.raises(RequestRefused):
+        await ask_lent(juror, auditor.node_id, root, parts, 10)
 
 
-@pytest.mark.parametrize("reply", [b"", b"\0\0\0", b"\xff" * 4])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        b"",
+        b"\0\0\0",
+        b"\xff" * 4,
+        struct.pack("<2I", 2**32 - 1, 0),
+        struct.pack("<3I", 0, 2**32 - 1, 1),
+        struct.pack("<2I", 1, 0),
+        struct.pack("<2I", 1, 1),
+    ],
+)
 async def test_invalid_list_of_lent_blocks_is_rejected(mesh: Mesh, reply: bytes) -> None:
     auditor, juror = await mesh(1, 2)
     parts, _, kept = state_of()

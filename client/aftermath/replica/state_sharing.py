@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
@@ -42,6 +43,15 @@ class StateBlock(NamedTuple):
 
 class FalseBlock(AftermathError):
     """A peer answered with a block other than the requested one."""
+
+
+@dataclass(frozen=True)
+class LentBlocks:
+    """Proven blocks of another member's state that peers may request."""
+
+    data: Mapping[str, Tensor]
+    """The bytes of each block, by its index."""
+    proofs: Mapping[int, tuple[bytes, ...]]
 
 
 @dataclass(frozen=True)
@@ -74,6 +84,21 @@ def copy_state(
     return ServedState(tree, state_outline, copies, partial(block_of, copies))
 
 
+def copy_blocks(
+    blocks: Mapping[int, StateBlock], states: int, directory: Path | None
+) -> LentBlocks:
+    """Return blocks to lend, mapped from a file if `states` such copies are too large for memory.
+
+    Raises as `mapped_if_large` does.
+    """
+    data = {
+        str(index): torch.frombuffer(bytearray(block.data), dtype=torch.uint8)
+        for index, block in blocks.items()
+    }
+    proofs = {index: block.proof for index, block in blocks.items()}
+    return LentBlocks(mapped_if_large(data, states, directory), proofs)
+
+
 class StateShare:
     """Answers requests for this member's latest states."""
 
@@ -81,7 +106,7 @@ class StateShare:
         self._states: dict[bytes, ServedState] = {}
         self._hidden: set[bytes] = set()
         self._reading = asyncio.Lock()
-        self._lent: dict[bytes, Mapping[int, StateBlock]] = {}
+        self._lent: dict[bytes, LentBlocks] = {}
         transport.handle(TOPIC, self.answer)
         transport.handle(LENT_TOPIC, self.answer_lent)
 
@@ -112,18 +137,23 @@ class StateShare:
         self._hidden.clear()
         self._lent.clear()
 
-    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
+    def lend(self, root: bytes, blocks: LentBlocks) -> None:
         """Serve proven blocks of another member's state, because that member may stop serving
         them.
         """
         self._lent[root] = blocks
 
+    def keep_lent(self, roots: Collection[bytes]) -> None:
+        """Stop lending blocks of all other states."""
+        self._lent = {root: blocks for root, blocks in self._lent.items() if root in roots}
+
     async def answer_lent(self, peer: bytes, body: bytes) -> bytes:
         """Return the indices of the lent blocks of the state with the requested root."""
         del peer
-        indices = sorted(self._lent.get(body, ()))
-        if not indices:
+        lent = self._lent.get(body)
+        if lent is None or not lent.proofs:
             raise RequestRefused("this member lends no blocks of that state")
+        indices = sorted(lent.proofs)
         return struct.pack(f"<{len(indices)}I", *indices)
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
@@ -134,9 +164,9 @@ class StateShare:
         if len(body) != _QUESTION.size:
             raise RequestRefused("the request must be a root and a block index")
         root, index = _QUESTION.unpack(body)
-        lent = self._lent.get(root, {}).get(index)
-        if lent is not None:
-            return b"".join([*lent.proof, lent.data])
+        lent = self._lent.get(root)
+        if lent is not None and index in lent.proofs:
+            return b"".join([*lent.proofs[index], lent.data[str(index)].numpy().tobytes()])
         state = self._states.get(root)
         if state is None or root in self._hidden or index >= state.outline.count:
             raise RequestRefused("this member does not have that block now")
@@ -182,11 +212,15 @@ async def ask_block(
 async def ask_lent(
     transport: Transport, peer: bytes, root: bytes, state_outline: StateOutline, deadline_s: float
 ) -> list[int]:
-    """Return the indices of the blocks of a state that a peer lends. Raises as `ask_block` does."""
+    """Return the indices of the blocks of a state that a peer lends, in order.
+
+    Raises as `ask_block` does.
+    """
     size = struct.calcsize("<I")
     reply = await transport.request(peer, LENT_TOPIC, root, size * state_outline.count, deadline_s)
     indices = list(struct.unpack(f"<{len(reply) // size}I", reply[: len(reply) // size * size]))
-    if not indices or len(reply) % size or indices[-1] >= state_outline.count:
+    ascends = indices == sorted(set(indices))
+    if not indices or len(reply) % size or not ascends or indices[-1] >= state_outline.count:
         raise FalseBlock(
             "the reply is not a list of blocks", "Ask another peer, or try again later"
         )

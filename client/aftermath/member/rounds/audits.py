@@ -57,6 +57,7 @@ class Audits:
         self._compute = workers.compute
         self._epoch = epoch
         self._results = carried.results
+        self._own_state = carried.own_state
         self._start = start
         self._enabled = bool(epoch.rules.verification_percent)
         self._window = epoch.rules.overlap + OPENING_ROUNDS + VOTING_ROUNDS
@@ -85,6 +86,8 @@ class Audits:
         }
         self._weights.retain(needed)
         self._audited = {key: kept for key, kept in self._audited.items() if key[0] in needed}
+        private = [kept.commitment.private for kept in self._audited.values()]
+        self._own_state.keep_lent({root for one in private for root in (one.before, one.after)})
         params = self._epoch.start.replica.params
         try:
             await self._compute(lambda: self._weights.keep(height, params))
@@ -227,8 +230,16 @@ class Audits:
 
         judgement = await self._judged(result, may_open)
         if judgement.verdict is AuditVerdict.MISMATCH:
-            self._judge.lend(result)
+            await self._lend(result, judgement)
             await self._verify(result, may_open, is_vote=False, mismatch=True)
+
+    async def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
+        """Serve to the jury what this auditor fetched of a state, if the member leaves now."""
+        private = result.commitment.private
+        evidence = judgement.evidence
+        if evidence is not None:
+            await self._own_state.lend(private.before, evidence.before)
+            await self._own_state.lend(private.after, evidence.after)
 
     async def _vote(self, result: AuditedResult, case: Case) -> None:
         """Judge a disputed result and vote."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import logging
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -48,6 +49,8 @@ from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block, a
 from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment
 from aftermath.rules.seal import masked
+
+logger = logging.getLogger(__name__)
 
 _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
@@ -92,20 +95,22 @@ class AuditedResult:
 
 
 @dataclass(frozen=True)
+class ProvenBlocks:
+    """Proven blocks of a member's private state before and after its share."""
+
+    before: Mapping[int, StateBlock]
+    after: Mapping[int, StateBlock]
+
+
+@dataclass(frozen=True)
 class Judgement:
     """What a member finds about a result. `verdict` is None if it abstains."""
 
     verdict: AuditVerdict | None
     reason: str
     is_hardware_fault: bool = False
-
-
-@dataclass(frozen=True)
-class _Evidence:
-    """Proven blocks of a member's private state before and after its share."""
-
-    before: Mapping[int, StateBlock]
-    after: Mapping[int, StateBlock]
+    evidence: ProvenBlocks | None = None
+    """What proves that the result is false, if an auditor found that."""
 
 
 @dataclass(frozen=True)
@@ -140,21 +145,11 @@ class Judge:
         self._dummy = bool(delay)
         self._device = epoch.start.replica.device
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
-        self._own_state = carried.own_state
         self._trouble: dict[bytes, str] = {}
-        self._evidence: dict[bytes, _Evidence] = {}
-        """Blocks by the digest of a result that this member found to be false."""
 
     def trouble(self, result: AuditedResult) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
         return self._trouble.get(result.commitment.digest, "")
-
-    def lend(self, result: AuditedResult) -> None:
-        """Serve to the jury what this member fetched of a state, if the member leaves now."""
-        evidence = self._evidence.get(result.commitment.digest)
-        if evidence is not None:
-            self._own_state.lend(result.commitment.private.before, evidence.before)
-            self._own_state.lend(result.commitment.private.after, evidence.after)
 
     async def probe(self, result: AuditedResult) -> None:
         """Fetch one block of the state after a share. Retry until cancelled."""
@@ -210,8 +205,8 @@ class Judge:
             return Judgement(
                 None, "two replays on this machine differ: its hardware is faulty", True
             )
-        self._evidence[commitment.digest] = evidence
-        return _judgement(second)
+        judgement = _judgement(second)
+        return replace(judgement, evidence=evidence) if lender is None else judgement
 
     def _share(
         self,
@@ -266,7 +261,9 @@ class Judge:
 
     # --- what a replay needs
 
-    async def _from_member(self, result: AuditedResult, state_outline: StateOutline) -> _Evidence:
+    async def _from_member(
+        self, result: AuditedResult, state_outline: StateOutline
+    ) -> ProvenBlocks:
         """Fetch what a replay needs from the member itself. Retry until cancelled."""
         commitment = result.commitment
         schema = self._role.schema
@@ -281,28 +278,37 @@ class Judge:
 
     async def _from_lender(
         self, result: AuditedResult, state_outline: StateOutline, lender: bytes
-    ) -> _Evidence:
+    ) -> ProvenBlocks:
         """Fetch from the auditor what it fetched itself. Retry until cancelled."""
         # Blocks are proven, so an auditor cannot forge them. The member itself comes first, because
         # there this member chooses the blocks of the residual.
-        private = result.commitment.private
-        transport = self._ports.transport
         pauses = Backoff(_LENDER_PAUSE, _LONGEST_PAUSE)
         while True:
             await self._ports.clock.sleep(pauses.next())
             try:
-                after = await ask_lent(
-                    transport, lender, private.after, state_outline, _BLOCK_SECONDS
-                )
-                before: list[int] = []
-                if private.before != NOTHING:
-                    before = await ask_lent(
-                        transport, lender, private.before, state_outline, _BLOCK_SECONDS
+                before, after = await self._lent(result, state_outline, lender)
+                has_before = result.commitment.private.before != NOTHING
+                if self._suffice(state_outline, before, after, has_before=has_before):
+                    return await self._fetch(
+                        result, lender, state_outline, before=before, after=after
                     )
             except (TransportError, FalseBlock):
                 continue
-            if self._suffice(state_outline, before, after, has_before=private.before != NOTHING):
-                return await self._fetch(result, lender, state_outline, before=before, after=after)
+            except Exception:
+                # An auditor's false answer must not end the fetch from the member itself.
+                logger.debug("a lender of private blocks was skipped", exc_info=True)
+
+    async def _lent(
+        self, result: AuditedResult, state_outline: StateOutline, lender: bytes
+    ) -> tuple[list[int], list[int]]:
+        """Return the indices of the blocks that an auditor lends of both states."""
+        private = result.commitment.private
+        transport = self._ports.transport
+        after = await ask_lent(transport, lender, private.after, state_outline, _BLOCK_SECONDS)
+        if private.before == NOTHING:
+            return [], after
+        before = await ask_lent(transport, lender, private.before, state_outline, _BLOCK_SECONDS)
+        return before, after
 
     def _suffice(
         self,
@@ -330,13 +336,13 @@ class Judge:
         *,
         before: Collection[int],
         after: Collection[int],
-    ) -> _Evidence:
+    ) -> ProvenBlocks:
         """Fetch these blocks of both states from a peer. Retry until cancelled."""
         private = result.commitment.private
         digest = result.commitment.digest
         if private.before == NOTHING:
             before = ()
-        return _Evidence(
+        return ProvenBlocks(
             await self._blocks(digest, peer, private.before, state_outline, before),
             await self._blocks(digest, peer, private.after, state_outline, after),
         )
