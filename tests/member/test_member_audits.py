@@ -121,12 +121,12 @@ def test_honest_bf16_results_match_with_same_bits(
 ) -> None:
     monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for tier in (0, 0, 0, 0, 1):
             sim.add(tier)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=SPARSELOCO, overlap=1, **RULES)
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, overlap=1, **RULES)
     assert sim.check() > 0
     found = verdicts(sim)
     assert {event["why"] for event in found if event["verdict"] != "match"} <= {LATE}
@@ -144,14 +144,14 @@ def test_other_devices_abstain_from_bf16_results(
     monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
     monkeypatch.setattr(judges, "device_kind", lambda device: "a device of its own")
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
             sim.add(0)
         await sim.until_round(1)
         corrupt_member(sim.sim_members[-1], skip_half)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES)
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES)
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
     assert all("bf16" in event["why"] for event in verdicts(sim))
     assert not sim.members.forfeited
@@ -234,7 +234,7 @@ def test_members_copy_only_what_can_be_audited(
     # Nothing is drawn in a first epoch. A jury has three members besides the audited one.
     copies = Copies(monkeypatch)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(members):
             sim.add(0)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
@@ -242,7 +242,7 @@ def test_members_copy_only_what_can_be_audited(
         await sim.until_finished()
 
     rules = {"verification_percent": percent, "init_min_clients": members, "min_clients": 3}
-    sim = play(tmp_path, story, **RULES | rules | SHORT)
+    sim = play(tmp_path, scenario, **RULES | rules | SHORT)
     assert sim.check() > 0
     assert set(copies.states) == {epoch for _, epoch in copies.weights} == epochs
     matches = verdicts(sim, verdict="match")
@@ -256,7 +256,7 @@ def test_newcomers_copy_no_start_weights(tmp_path: Path, monkeypatch: pytest.Mon
     copies = Copies(monkeypatch)
     newcomer: dict[str, Tensor] = {}
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         for _ in range(4):
             sim.add(0)
         await sim.until(lambda run: run.state is RunState.COOLDOWN)
@@ -268,7 +268,7 @@ def test_newcomers_copy_no_start_weights(tmp_path: Path, monkeypatch: pytest.Mon
         newcomer.update(last.member._replica.params)
         await sim.until_finished()
 
-    play(tmp_path, story, **RULES | SHORT)
+    play(tmp_path, scenario, **RULES | SHORT)
     kept = [params for params, _ in copies.weights]
     name, tensor = next(iter(newcomer.items()))
     assert kept
@@ -288,13 +288,13 @@ def test_members_read_cases_once_per_round(tmp_path: Path, monkeypatch: pytest.M
     sim_run: list[SimulatedRun] = []
     monkeypatch.setattr(SimMemberChain, "cases", read)
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         sim_run.append(sim)
         for _ in range(4):
             sim.add(0)
         await sim.until_finished()
 
-    play(tmp_path, story, **RULES | SHORT)
+    play(tmp_path, scenario, **RULES | SHORT)
     assert {epoch for _, epoch, _ in reads} == {1}
     assert set(reads.values()) == {1}
 
@@ -325,6 +325,25 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
     assert all("hardware is faulty" in why for why in reasons)
     warnings = [event for one in sim.sim_members for event in one.saw("warning")]
     assert any("hardware is faulty" in event["message"] for event in warnings)
+
+
+@pytest.mark.slow
+def test_auditor_with_failing_replay_abstains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replay(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("the state has a count of -1")
+
+    monkeypatch.setattr(judge, "replay", replay)
+
+    async def scenario(sim: SimulatedRun) -> None:
+        for _ in range(5):
+            sim.add(0)
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 6)
+
+    sim = play(tmp_path, scenario, **RULES)
+    assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
+    assert "ZeroDivisionError: the state has a count of -1" in verdicts(sim)[0]["why"]
 
 
 @pytest.mark.slow
@@ -432,7 +451,7 @@ def test_partly_false_state_convicts_no_honest_auditor(
     monkeypatch.setattr(claim, "RESIDUAL_BLOCKS", 1)
     falsifier = -1
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         nonlocal falsifier
         members = [sim.add(0) for _ in range(6)]
         await sim.until_round(1, epoch=1)
@@ -442,7 +461,7 @@ def test_partly_false_state_convicts_no_honest_auditor(
 
     rules = {"init_min_clients": 6, "rounds_per_epoch": 16, "total_steps": 80}
     sizes = {"global_batch_size_start": 36, "global_batch_size_end": 36}
-    sim = play(tmp_path, story, optimizer=SPARSELOCO, **RULES | rules | sizes)
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES | rules | sizes)
     assert sim.members.forfeited == 1 << falsifier
     judged: dict[tuple[int, int], set[str]] = {}
     for event in verdicts(sim):
@@ -482,7 +501,7 @@ def test_member_serving_single_blocks_is_not_convicted(tmp_path: Path) -> None:
     # Its auditor cannot tell a refusal from a bad line. docs/security.md lists this gap.
     asked: dict[bytes, bytes] = {}
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         *_, sparing = [sim.add(0) for _ in range(5)]
         await sim.until_round(0)
         assert sparing.member is not None
@@ -497,13 +516,37 @@ def test_member_serving_single_blocks_is_not_convicted(tmp_path: Path) -> None:
         sparing.transport.handle(STATE_TOPIC, answer)
         await sim.until_finished()
 
-    sim = play(tmp_path, story, **RULES)
+    sim = play(tmp_path, scenario, **RULES)
     *_, sparing = sim.sim_members
     assert sim.check() > 0
     assert not sim.members.forfeited
     found = verdicts(sim, seat=seat_of(sim, sparing))
     assert {event["verdict"] for event in found} == {"abstained"}
     assert any("could not be fetched" in event["why"] for event in found)
+
+
+@pytest.mark.slow
+def test_evidence_is_dropped_after_its_rounds_were_judged(tmp_path: Path) -> None:
+    lent: list[int] = []
+
+    def lent_by(sim_member: SimMember) -> int:
+        assert sim_member.member is not None
+        return len(sim_member.member._own_state._share._lent)
+
+    async def scenario(sim: SimulatedRun) -> None:
+        *honest, cheating = [sim.add(0) for _ in range(5)]
+        await sim.until_round(1)
+        corrupt_member(cheating, skip_half)
+        seat = seat_of(sim, cheating)
+        await sim.until(lambda _: sim.members.seats[seat].state is MemberState.EJECTED)
+        lent.append(sum(map(lent_by, honest)))
+        await sim.kill(cheating)
+        await sim.until(lambda run: run.epoch == 2 and run.current.height == 3)
+        lent.append(sum(map(lent_by, honest)))
+
+    play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES | {"total_steps": 24})
+    assert lent[0] > 0
+    assert lent[1] == 0
 
 
 @pytest.mark.slow

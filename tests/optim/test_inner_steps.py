@@ -356,7 +356,16 @@ def test_restored_moments_continue_bit_by_bit(inner: str, steps: int) -> None:
         assert bits(other.state()) == bits(Engine(schema, 1, weights).state())
 
 
-SPOILT = {
+def filled(key: str, number: float) -> Callable[[dict[str, Tensor]], None]:
+    """Return a function that fills a moment of one parameter with a number."""
+
+    def fill(state: dict[str, Tensor]) -> None:
+        state[f"private.{key}/model.norm.weight"].fill_(number)
+
+    return fill
+
+
+SPOILT: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "lacks a moment": lambda state: state.pop("private.exp_avg/model.norm.weight"),
     "has another's": lambda state: state.update(
         {"private.momentum/model.norm.weight": torch.zeros(24)}
@@ -366,6 +375,13 @@ SPOILT = {
     "not finite": lambda state: state.update(
         {"private.step/model.norm.weight": torch.tensor(np.inf)}
     ),
+    "large first moment": filled("exp_avg", 3e38),
+    "first moment above its second": filled("exp_avg", 1.0),
+    "negative second moment": filled("exp_avg_sq", -1.0),
+    "negative count": filled("step", -1.0),
+    "no step": filled("step", 0.0),
+    "half a step": filled("step", 1.5),
+    "count beyond float32": filled("step", 2.0**25),
     "of the result": lambda state: state.pop("result.residual.1.0"),
     "of nothing": lambda state: state.update({"other.x": torch.zeros(1)}),
 }
@@ -385,6 +401,44 @@ def test_mismatched_state_is_refused_and_changes_nothing(spoil: str) -> None:
     with pytest.raises(BadState):
         engine.restore(wrong)
     assert bits(engine.state()) == before
+
+
+@pytest.mark.parametrize(
+    "fill",
+    [
+        filled("first", 3e38),
+        filled("second", -1.0),
+        filled("count", -1),
+        filled("count", -(2**62)),
+    ],
+)
+def test_impossible_muon_state_is_refused(fill: Callable[[dict[str, Tensor]], None]) -> None:
+    schema = toy_inner(inner_optimizer="muon")
+    params, engine = replica(schema, 0)
+    engine.train(SEQUENCES, pull(schema, 0, params), 1e-2, 1e-2)
+    state = engine.state()
+    engine.restore(state)
+    fill(state)
+    with pytest.raises(BadState):
+        engine.restore(state)
+
+
+@pytest.mark.parametrize("inner", ["adamw", "muon"])
+@pytest.mark.parametrize("size", [1e-30, 1e-18, 1.0, 9e18])
+def test_moments_of_any_gradients_are_restored(inner: str, size: float) -> None:
+    """Gradients that grow by b2 / b1 per step bring first^2 / second near its bound."""
+    schema = toy_inner(inner_optimizer=inner, clip=None)
+    params, engine = replica(schema, 0)
+    for step in range(24):
+        gradient = size * (0.9 / 0.95) ** (24 - step)
+
+        def backward(part: Tensor, gradient: float = gradient) -> float:
+            for tensor in params.values():
+                tensor.grad = torch.full_like(tensor, gradient)
+            return 1.0
+
+        engine.train(SEQUENCES[:1], backward, 1e-3, 1e-3)
+        engine.restore(engine.state())
 
 
 def test_share_of_one_sequence_makes_one_step() -> None:

@@ -8,8 +8,9 @@ import iroh
 import pytest
 
 from aftermath.p2p import connection_table, lanes, partial_download, peer_connection
+from aftermath.p2p.blob_fetch import Fetch
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.p2p.lanes import LANES_FROM, MOST_LANES, lanes_for
+from aftermath.p2p.lanes import LANES_FROM, MOST_LANES, TRANSFERS, lanes_for
 from aftermath.p2p.partial_download import WORTH_STEALING_FROM_LANE, PartialBlob
 from aftermath.p2p.peer_connection import LANE_STREAMS_OPEN, STREAMS_SERVED, Link, greet
 from aftermath.p2p.wire import LANE_ALPN, CallRequest, frame, frame_of
@@ -113,6 +114,89 @@ async def test_fetch_completes_when_its_lanes_close(mesh):
     await until(lambda: not links[0].lanes)
     gate.set()
     assert await fetching == data
+
+
+async def test_pause_of_author_counts_once_over_all_lanes(mesh, monkeypatch):
+    """The author sends nothing at first, so the link and its lanes all run out of patience."""
+    nodes = await mesh(1, 2)
+    reader, author = nodes
+    links = await with_lanes(nodes)
+    monkeypatch.setattr(Fetch, "_patience", lambda self, holder: 0.3)
+    data = content(SIZE)
+    digest = author.publish(data)
+    author.retract(digest)
+    gate = threading.Event()
+
+    def read(offset: int, length: int) -> bytes:
+        gate.wait()
+        return data[offset : offset + length]
+
+    author.publish_source(digest, SIZE, read)
+    fetching = asyncio.create_task(
+        reader.fetch(digest, SIZE, [author.node_id], 30, author=author.node_id)
+    )
+    try:
+        await until(lambda: not links[0].lanes or fetching.done())
+    finally:
+        gate.set()
+    assert await fetching == data
+
+
+async def test_small_transfers_choose_no_more_lanes_than_allowed(mesh):
+    nodes = await mesh(1, 2)
+    reader, author = nodes
+    links = await with_lanes(nodes)
+    blobs = [content(LANES_FROM, number) for number in range(8)]
+    for lane in links[0].lanes:
+        lane.transfers = TRANSFERS - 1
+    most = 0
+    work = Fetch._work
+
+    async def watched(self, *given):
+        nonlocal most
+        most = max(most, *(lane.transfers for lane in links[0].lanes))
+        await work(self, *given)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Fetch, "_work", watched)
+        fetches = [
+            reader.fetch(author.publish(data), len(data), [author.node_id], 30) for data in blobs
+        ]
+        assert await asyncio.gather(*fetches) == blobs
+    assert most == TRANSFERS
+    assert [lane.transfers for lane in links[0].lanes] == [TRANSFERS - 1] * MOST_LANES
+
+
+async def test_peer_that_closes_lanes_is_dialled_a_few_times(opened, rogue, monkeypatch):
+    dialled = 0
+    done = asyncio.Event()
+    dial = connection_table.Links._dial
+    open_lanes = connection_table.Links._open_lanes
+
+    async def counted(self, peer, main=None):
+        nonlocal dialled
+        dialled += main is not None
+        if dialled > MOST_LANES:
+            done.set()
+        await dial(self, peer, main)
+        if main is not None:
+            for lane in main.lanes:
+                lane.close(peer_connection.Code.DONE, "test")
+            await until(lambda: not main.lanes)
+
+    async def opened_lanes(self, link):
+        await open_lanes(self, link)
+        done.set()
+
+    monkeypatch.setattr(connection_table.Links, "_dial", counted)
+    monkeypatch.setattr(connection_table.Links, "_open_lanes", opened_lanes)
+    nodes = [await opened(1), await opened(2)]
+    join(nodes)
+    await until(lambda: all(node.reachable() for node in nodes))
+    for node, other in (nodes, reversed(nodes)):
+        node._links.lanes(other.node_id)
+    await asyncio.wait_for(done.wait(), 10)
+    assert dialled == MOST_LANES
 
 
 async def test_lane_beyond_maximum_is_refused(opened, rogue):

@@ -5,6 +5,7 @@ refused.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from aftermath.optim.engine import Engine, outline_of
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
+from aftermath.replica import mapped_tensors
 from aftermath.replica.state_sharing import (
     TOPIC,
     FalseBlock,
@@ -21,6 +23,7 @@ from aftermath.replica.state_sharing import (
     StateBlock,
     StateShare,
     ask_block,
+    copy_blocks,
     copy_state,
     proven,
     question,
@@ -128,16 +131,27 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
         await ask_block(checker, member.node_id, states[-1][2].tree.root, states[-1][0], 0, 10)
 
 
-async def test_lent_blocks_are_served_without_their_member(mesh: Mesh) -> None:
+@pytest.mark.parametrize("memory", [0, mapped_tensors.MEMORY])
+async def test_lent_blocks_are_served_without_their_member(
+    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
+) -> None:
+    """Blocks that are too large for memory are read from a file."""
+    monkeypatch.setattr(mapped_tensors, "MEMORY", memory)
     auditor, juror = await mesh(1, 2)
     parts, _, state = state_of()
     root = state.tree.root
     share = StateShare(auditor)
     block = StateBlock(state.read(parts.place(2)), tuple(state.tree.proof(2)))
-    share.lend(root, {2: block})
+    share.lend(root, copy_blocks({2: block}, 1, tmp_path / "lent"))
+    assert (tmp_path / "lent").exists() == (memory == 0)
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     with pytest.raises(RequestRefused):
         await ask_block(juror, auditor.node_id, root, parts, 3, 10)
+    share.keep_lent({root})
+    assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
+    share.keep_lent({NOTHING})
+    with pytest.raises(RequestRefused):
+        await ask_block(juror, auditor.node_id, root, parts, 2, 10)
 
 
 async def test_absent_member_differs_from_member_without_state(mesh: Mesh) -> None:

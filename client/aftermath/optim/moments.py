@@ -1,4 +1,4 @@
-"""Convert the moments of AdamW and Muon to named tensors, and back.
+"""Convert the moments of AdamW and Muon to named tensors, check them, and restore them.
 
 Restoring is all-or-nothing, because moments are meaningless without their step count.
 """
@@ -19,6 +19,11 @@ _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 _MATRIX = {"momentum"}
 _REST = {"count", "first", "second"}
 _COUNTS = {"step": torch.float32, "count": torch.int64}
+_SECONDS = {"exp_avg": "exp_avg_sq", "first": "second"}
+"""The second moment that belongs to each first moment."""
+_MOST_STEPS = 1 << 24  # a float32 count stops growing there
+_ROUNDING = 1.01
+_UNDERFLOW = 1e-30  # the square of a small gradient is lost in float32
 Kind = tuple[tuple[int, ...], torch.dtype]
 """Shape and dtype of a tensor."""
 States = dict[str, dict[str, Any]]
@@ -78,8 +83,21 @@ def bytes_of(kind: Kind) -> int:
     return torch.Size(shape).numel() * dtype.itemsize
 
 
-def check_moments(kinds: Mapping[str, Kind], state: Mapping[str, Tensor]) -> None:
-    """Raise BadState unless `state` has all moments of this optimizer, or none."""
+def betas_of(optimizer: torch.optim.Optimizer) -> tuple[float, float]:
+    """Return the decays of AdamW's first and second moments."""
+    if isinstance(optimizer, Muon):
+        return optimizer.settings.betas
+    betas: tuple[float, float] = optimizer.param_groups[0]["betas"]
+    return betas
+
+
+def check_moments(
+    kinds: Mapping[str, Kind], state: Mapping[str, Tensor], betas: tuple[float, float]
+) -> None:
+    """Raise BadState unless `state` has all moments of this optimizer, or none.
+
+    Also raise it for numbers that no steps with these `betas` give.
+    """
     if state and state.keys() != kinds.keys():
         raise BadState(
             f"the optimizer state has a missing or unexpected tensor {sorted(state.keys() ^ kinds.keys())[0]}"
@@ -91,6 +109,44 @@ def check_moments(kinds: Mapping[str, Kind], state: Mapping[str, Tensor]) -> Non
             raise BadState(
                 f"{path} of the optimizer state has the wrong shape or dtype, or is not finite"
             )
+    largest = _largest_square(betas)
+    for path, tensor in state.items():
+        if _is_count(path):
+            _check_count(path, tensor)
+        key, _, name = path.partition("/")
+        if key in _SECONDS:
+            _check_pair(path, tensor, state[f"{_SECONDS[key]}/{name}"], largest)
+
+
+def _largest_square(betas: tuple[float, float]) -> float:
+    """Return the largest ratio of a first moment's square to its second moment.
+
+    By Cauchy-Schwarz: first = (1 - b1) sum b1^i g_i, and second = (1 - b2) sum b2^i g_i^2, so the
+    ratio is at most (1 - b1)^2 / (1 - b2) sum (b1^2 / b2)^i. It is infinite if b1^2 >= b2.
+    """
+    beta1, beta2 = betas
+    if beta1**2 >= beta2 or beta2 >= 1:
+        return float("inf")
+    return (1 - beta1) ** 2 / ((1 - beta2) * (1 - beta1**2 / beta2))
+
+
+def _check_count(path: str, count: Tensor) -> None:
+    """Raise BadState unless `count` is a number of steps. Moments exist from the first step on."""
+    steps = float(count)
+    if not 1 <= steps <= _MOST_STEPS or not steps.is_integer():
+        raise BadState(f"{path} of the optimizer state is not a number of steps: {steps:g}")
+
+
+def _check_pair(path: str, first: Tensor, second: Tensor, largest: float) -> None:
+    """Raise BadState unless these are AdamW's moments of some gradients."""
+    # Otherwise a cheater could commit to moments whose next step is not finite. The replay would
+    # have no result then, and every judge would abstain.
+    if bool((second < 0).any()):
+        raise BadState(f"{path} of the optimizer state has a negative second moment")
+    if largest == float("inf"):
+        return
+    if not bool((first.square() <= second * (_ROUNDING * largest) + _UNDERFLOW).all()):
+        raise BadState(f"{path} of the optimizer state is too large for its second moment")
 
 
 def states_of(state: Mapping[str, Tensor], devices: Mapping[str, torch.device]) -> States:
@@ -117,7 +173,8 @@ def take_moments(
     optimizer: torch.optim.Optimizer, params: Mapping[str, Tensor], state: Mapping[str, Tensor]
 ) -> None:
     """Restore what `moments` returned. Raises BadState, and changes nothing, if it does not fit."""
-    check_moments(moment_kinds(optimizer, params), state)
+    if state:
+        check_moments(moment_kinds(optimizer, params), state, betas_of(optimizer))
     put_back(optimizer, params, state)
 
 

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import Counter, deque
 from collections.abc import Sequence
+from functools import partial
 
 import iroh
 
@@ -34,6 +35,7 @@ from aftermath.p2p.transport import (
 )
 from aftermath.p2p.wire import (
     BlobRequest,
+    Code,
     ProtocolViolation,
     Reply,
     ReplyStatus,
@@ -189,6 +191,9 @@ class Fetch:
                     for number, lane in enumerate(lanes, 1):
                         work = self._work(attempt, (holder, number), lane)
                         tasks.append(asyncio.create_task(work))
+                        # Counted now, because further fetches may choose before the task starts.
+                        lane.transfers += 1
+                        tasks[-1].add_done_callback(partial(_end_transfer, lane))
                 if not running:
                     return
                 done, running = await asyncio.wait(
@@ -222,7 +227,7 @@ class Fetch:
             if pull is not None:
                 pull.silent = silent
                 pull.slow = slow
-            if silent or slow:
+            if (silent or slow) and not source[1]:
                 self._pace.late(holder)
             hopeless += silent or slow
         if hopeless:
@@ -247,8 +252,7 @@ class Fetch:
         holder fails.
         """
         holder = source[0]
-        if lane is not None:
-            lane.transfers += 1
+        link = lane
         try:
             while not attempt.complete:
                 self._waited[source] = 0.0
@@ -265,29 +269,41 @@ class Fetch:
                     attempt.release(pull)
         except HolderLied as lie:
             self._condemn(holder, str(lie))
-        except HolderLacks as answer:
-            self._strikes[holder] += 1
-            self._troubles[holder] = str(answer)
-        except PeerUnreachable as error:
+        except TransportError as error:
+            if not isinstance(error, PeerUnreachable):
+                raise  # the transport is closed
             self._fault(holder, str(error), strike=False)
-        except iroh.IrohError as error:
-            self._fault(holder, cause(error), strike=link.connection.close_reason() is None)
-        except (HolderFailed, ProtocolViolation) as error:
+        # Any error in a holder's data is the holder's fault and must not end this member.
+        except Exception as error:
+            if lane is None:
+                was_open = link is not None and link.connection.close_reason() is None
+                self._blame(holder, error, was_open=was_open)
+            elif not isinstance(error, HolderLacks):
+                self._give_up_lane(lane, error)
+        self._waited.pop(source, None)
+
+    def _blame(self, holder: bytes, error: Exception, *, was_open: bool) -> None:
+        """Count a failure on a holder's link. `was_open`: whether the link was open then."""
+        if isinstance(error, HolderLacks):
+            self._strikes[holder] += 1
+            self._troubles[holder] = str(error)
+        elif isinstance(error, iroh.IrohError):
+            self._fault(holder, cause(error), strike=was_open)
+        elif isinstance(error, HolderFailed | ProtocolViolation):
             self._fault(holder, str(error), strike=True)
-        except TimeoutError:
+        elif isinstance(error, TimeoutError):
             self._fault(holder, f"no progress for {self._patience(holder):.1f} s", strike=True)
-        except TransportError:
-            raise  # the transport is closed
-        except (
-            Exception
-            # any error in a holder's data is the holder's fault and must not end this member
-        ) as error:
+        else:
             _complaints.failure("fetching from", holder, error)
             self._fault(holder, f"caused a {type(error).__name__} in this client", strike=True)
-        finally:
-            if lane is not None:
-                lane.transfers -= 1
-        self._waited.pop(source, None)
+
+    def _give_up_lane(self, lane: Link, error: Exception) -> None:
+        """Close a lane that failed. Its ranges go to the holder's link."""
+        # Only the link counts against the holder. Otherwise one pause of an honest author would
+        # cost as many strikes as it has connections.
+        log.debug("%s: a lane to peer %s: %s", self._name(), short(lane.peer), cause(error))
+        self._pace.events["retries"] += 1
+        lane.close(Code.STALLED, "a transfer failed")
 
     async def _pull(self, attempt: PartialBlob, link: Link, pull: Pull) -> None:
         """Ask one holder for one range and read it into the buffer, as far as it gets."""
@@ -405,3 +421,7 @@ class Fetch:
         return ": " + "; ".join(
             f"peer {short(holder)}: {trouble}" for holder, trouble in sorted(self._troubles.items())
         )
+
+
+def _end_transfer(lane: Link, _: asyncio.Task[None]) -> None:
+    lane.transfers -= 1

@@ -203,7 +203,10 @@ class Links:
     async def _open_lanes(self, link: Link) -> None:
         """Dial the missing lanes of a link, one after another."""
         try:
-            while len(link.lanes) < lanes_for(len(self._peers)) and not link.closed.is_set():
+            # Not until there are enough: a peer may close each lane as soon as it is open.
+            for _ in range(lanes_for(len(self._peers)) - len(link.lanes)):
+                if link.closed.is_set():
+                    return
                 await self._dial(link.peer, link)
         except PeerUnreachable as error:
             log.debug("no lane to %s: %s", short(link.peer), error.message)

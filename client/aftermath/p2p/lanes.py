@@ -6,12 +6,14 @@
 
 from __future__ import annotations
 
+from aftermath.p2p.partial_download import WORTH_STEALING_FROM_LANE
+
 CONNECTIONS = 24
 """A member opens lanes only while its links and lanes together are at most this many."""
 MOST_LANES = 2
 """Lanes to one peer, in addition to its link."""
-LANES_FROM = 1 << 16
-"""Bytes of the smallest blob that uses lanes."""
+LANES_FROM = 2 * WORTH_STEALING_FROM_LANE
+"""Bytes of the smallest blob that uses lanes. Smaller ones are not cut."""
 TRANSFERS = 2
 """Maximum transfers (of blobs or pieces) that we run over one lane at a time."""
 LANES_RETRY_S = 10.0

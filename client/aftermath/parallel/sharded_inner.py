@@ -23,6 +23,7 @@ from aftermath.optim.inner_optimizer import inner_optimizer, step_at
 from aftermath.optim.moments import (
     Kind,
     States,
+    betas_of,
     bytes_of,
     check_moments,
     moment_kinds,
@@ -44,8 +45,10 @@ class MomentPlan:
         self.shapes, orthogonal = inner_shapes(schema, tier)
         self.owned = split_moments(self.shapes, orthogonal, ranks)
         blank = {name: torch.empty(shape, device="meta") for name, shape in self.shapes.items()}
-        self.kinds = moment_kinds(inner_optimizer(blank, self.settings), blank)
+        optimizer = inner_optimizer(blank, self.settings)
+        self.kinds = moment_kinds(optimizer, blank)
         """Shape and type of every moment, by the names of `optim.moments`."""
+        self.betas = betas_of(optimizer)
         self._owner = {name: rank for rank, own in enumerate(self.owned) for name in own}
 
     def owner(self, path: str) -> int:
@@ -276,7 +279,7 @@ class ShardedInner(Sharded):
         """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it is not
         of this optimizer.
         """
-        check_moments(self._plan.kinds, state)
+        check_moments(self._plan.kinds, state, self._plan.betas)
         if state:
             self._restore(state=state)
         else:

@@ -7,11 +7,12 @@ and its size follows from the schema. Every block is hashed before it is sent.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
@@ -34,6 +35,15 @@ class StateBlock(NamedTuple):
 
 class FalseBlock(AftermathError):
     """A peer answered with a block other than the requested one."""
+
+
+@dataclass(frozen=True)
+class LentBlocks:
+    """Proven blocks of another member's state that peers may request."""
+
+    data: Mapping[str, Tensor]
+    """The bytes of each block, by its index."""
+    proofs: Mapping[int, tuple[bytes, ...]]
 
 
 @dataclass(frozen=True)
@@ -62,13 +72,28 @@ def copy_state(
     return ServedState(tree, outline(optimizer.sizes()), copies)
 
 
+def copy_blocks(
+    blocks: Mapping[int, StateBlock], states: int, directory: Path | None
+) -> LentBlocks:
+    """Return blocks to lend, mapped from a file if `states` such copies are too large for memory.
+
+    Raises as `mapped_if_large` does.
+    """
+    data = {
+        str(index): torch.frombuffer(bytearray(block.data), dtype=torch.uint8)
+        for index, block in blocks.items()
+    }
+    proofs = {index: block.proof for index, block in blocks.items()}
+    return LentBlocks(mapped_if_large(data, states, directory), proofs)
+
+
 class StateShare:
     """Answers requests for this member's latest states."""
 
     def __init__(self, transport: Transport) -> None:
         self._states: dict[bytes, ServedState] = {}
         self._hidden: set[bytes] = set()
-        self._lent: dict[bytes, Mapping[int, StateBlock]] = {}
+        self._lent: dict[bytes, LentBlocks] = {}
         transport.handle(TOPIC, self.answer)
 
     def offer(self, state: ServedState, *, states: int, hidden: bool = False) -> None:
@@ -96,11 +121,15 @@ class StateShare:
         self._hidden.clear()
         self._lent.clear()
 
-    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
+    def lend(self, root: bytes, blocks: LentBlocks) -> None:
         """Serve proven blocks of another member's state, because that member may stop serving
         them.
         """
         self._lent[root] = blocks
+
+    def keep_lent(self, roots: Collection[bytes]) -> None:
+        """Stop lending blocks of all other states."""
+        self._lent = {root: blocks for root, blocks in self._lent.items() if root in roots}
 
     async def answer(self, peer: bytes, body: bytes) -> bytes:
         """Return the proof of a block, and the block. Raises RequestRefused if the state is not
@@ -110,9 +139,9 @@ class StateShare:
         if len(body) != _QUESTION.size:
             raise RequestRefused("the request must be a root and a block index")
         root, index = _QUESTION.unpack(body)
-        lent = self._lent.get(root, {}).get(index)
-        if lent is not None:
-            return b"".join([*lent.proof, lent.data])
+        lent = self._lent.get(root)
+        if lent is not None and index in lent.proofs:
+            return b"".join([*lent.proofs[index], lent.data[str(index)].numpy().tobytes()])
         state = self._states.get(root)
         if state is None or root in self._hidden or index >= state.outline.count:
             raise RequestRefused("this member does not have that block now")

@@ -20,6 +20,7 @@ from aftermath.member.retry import Duty
 from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.member.rounds.judge import AuditedResult, Judge, Judgement, Key
+from aftermath.member.state_roots import OwnState
 from aftermath.rules import bitmap
 from aftermath.rules.audits import (
     OPENING_ROUNDS,
@@ -39,13 +40,20 @@ class Audits:
     """The audits of one epoch for one member. Does nothing in a run without them."""
 
     def __init__(
-        self, ports: Ports, results: Results, epoch: Epoch, judge: Judge, start: Start
+        self,
+        ports: Ports,
+        results: Results,
+        own_state: OwnState,
+        epoch: Epoch,
+        judge: Judge,
+        start: Start,
     ) -> None:
         """`start` starts a background task of the epoch."""
         self._ports = ports
         self._results = results
         self._epoch = epoch
         self._judge = judge
+        self._own_state = own_state
         self._start = start
         self._audited: dict[Key, AuditedResult] = {}
         self._draws: dict[tuple[int, int], dict[int, int]] = {}
@@ -76,6 +84,8 @@ class Audits:
         }
         self._judge.retain_weights(needed)
         self._audited = {key: kept for key, kept in self._audited.items() if key[0] in needed}
+        private = [one.commitment.private for one in self._audited.values()]
+        self._own_state.keep_lent({root for one in private for root in (one.before, one.after)})
         if any(map(self._judge.may_judge, self._epoch.judged_seats(plan))):
             await self._judge.keep_weights(height)
 
@@ -240,8 +250,16 @@ class Audits:
 
         judgement = await self._judged(result, seed, may_open)
         if judgement.verdict is AuditVerdict.MISMATCH:
-            self._judge.lend(result)
+            await self._lend(result, judgement)
             await self._verify(result, may_open, is_vote=False, mismatch=True)
+
+    async def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
+        """Serve to the jury what this auditor fetched of a state, if the member leaves now."""
+        private = result.commitment.private
+        evidence = judgement.evidence
+        if evidence is not None:
+            await self._own_state.lend(private.before, evidence.before)
+            await self._own_state.lend(private.after, evidence.after)
 
     async def _vote(self, result: AuditedResult, seed: int, case: Case) -> None:
         """Judge a disputed result and vote."""

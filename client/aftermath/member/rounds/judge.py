@@ -10,7 +10,7 @@ import asyncio
 import hashlib
 import threading
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -46,6 +46,7 @@ from aftermath.p2p.transport import TransportError
 from aftermath.replica.memory import free_bytes, is_out_of_memory
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import OutOfMemory
+from aftermath.replica.replica import Cancelled
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block
 from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
@@ -54,7 +55,6 @@ from aftermath.rules.seal import masked
 
 _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
-_LENDER_TRIES = 3  # to ask an auditor which blocks it lends
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
 _COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
@@ -97,20 +97,22 @@ class AuditedResult:
 
 
 @dataclass(frozen=True)
+class ProvenBlocks:
+    """Proven blocks of a member's private state before and after its share."""
+
+    before: Mapping[int, StateBlock]
+    after: Mapping[int, StateBlock]
+
+
+@dataclass(frozen=True)
 class Judgement:
     """What a member finds about a result. `verdict` is None if it abstains."""
 
     verdict: AuditVerdict | None
     reason: str
     is_hardware_fault: bool = False
-
-
-@dataclass(frozen=True)
-class _Evidence:
-    """Proven blocks of a member's private state before and after its share."""
-
-    before: Mapping[int, StateBlock]
-    after: Mapping[int, StateBlock]
+    evidence: ProvenBlocks | None = None
+    """What proves that the result is false, if an auditor found that."""
 
 
 @dataclass(frozen=True)
@@ -145,10 +147,7 @@ class Judge:
         """What each member's last result was computed with."""
         self._device = epoch.start.replica.device
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
-        self._own_state = carried.own_state
         self._trouble: dict[bytes, str] = {}
-        self._evidence: dict[bytes, _Evidence] = {}
-        """Blocks by the digest of a result that this member found to be false."""
 
     # --- weights at the start of rounds
 
@@ -186,13 +185,6 @@ class Judge:
     def trouble(self, result: AuditedResult) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
         return self._trouble.get(result.commitment.digest, "")
-
-    def lend(self, result: AuditedResult) -> None:
-        """Serve to the jury what this member fetched of a state, if the member leaves now."""
-        evidence = self._evidence.get(result.commitment.digest)
-        if evidence is not None:
-            self._own_state.lend(result.commitment.private.before, evidence.before)
-            self._own_state.lend(result.commitment.private.after, evidence.after)
 
     async def probe(self, result: AuditedResult, seed: int) -> None:
         """Fetch the drawn blocks of the residual after a share. Retry until cancelled.
@@ -243,18 +235,22 @@ class Judge:
         first = await self._attempt(share, claim, commitment.passes)
         if isinstance(first, Judgement) or first.comparison.verdict is not AuditVerdict.MISMATCH:
             return _judgement(first)
-        # Before it accuses, a member makes sure that its own machine computes the same again. So a
-        # kind of GPU whose bf16 products vary convicts nobody.
-        second = await self._attempt(share, claim, commitment.passes)
+        # Before it accuses, a member makes sure that its own machine computes the same again, in
+        # other passes if any passes may judge. So neither a faulty machine, nor a kind of GPU whose
+        # bf16 products vary, nor a share that rounding alone moves far convicts anybody.
+        second = await self._attempt(share, claim, commitment.passes, is_repeated=True)
         if isinstance(second, Judgement):
             return second
         bound = bound_of(commitment.passes, schema) * _REPEATED
         if not await self.spare_time.run(lambda _: _agree(first, second, bound)):
             return Judgement(
-                None, "two replays on this machine differ: its hardware is faulty", True
+                None,
+                "two replays on this machine differ: rounding moves this share too far to judge "
+                "it, or the machine's hardware is faulty",
+                True,
             )
-        self._evidence[commitment.digest] = evidence
-        return _judgement(second)
+        judgement = _judgement(second)
+        return replace(judgement, evidence=evidence) if lender is None else judgement
 
     def _share(
         self,
@@ -280,15 +276,23 @@ class Judge:
         )
 
     async def _attempt(
-        self, share: AuditedShare, claim: Claim, claimed: PassSettings
+        self,
+        share: AuditedShare,
+        claim: Claim,
+        claimed: PassSettings,
+        *,
+        is_repeated: bool = False,
     ) -> _Attempt | Judgement:
         """Replay a share in spare time, and compare. Return a judgement if that is impossible.
 
         The replay has the precision that the member `claimed`. Unless that is fp32, its passes are
-        the member's too.
+        the member's too. A repeated one in fp32 has smaller passes than the first.
         """
         exact = not claimed.is_fp32
         micro_batch = claimed.micro_batch if exact else self._epoch.start.replica.at_once
+        if is_repeated and not exact:
+            per_step = -(-len(share.sequences) // share.schema.optimizer.inner_steps)
+            micro_batch = max(1, min(micro_batch, per_step) // 2)
         arithmetic = PLAIN
         if exact:
             arithmetic = Arithmetic(bf16=claimed.products == "bf16", compiled=claimed.compiled)
@@ -306,18 +310,21 @@ class Judge:
                     exact=exact,
                     cancelled=cancelled,
                 )
+                if isinstance(found, NoResult):
+                    return Judgement(None, f"the replay has no result: {found.reason}")
+                if exact and found.passes != claimed:
+                    return Judgement(None, "this machine could not repeat the member's passes")
+                return _Attempt(compare(found, claim, bound_of(claimed, share.schema)), found)
             except BadState as error:
                 reason = f"no encoder leaves the state before the share: {error.message}"
                 return _Attempt(Comparison(AuditVerdict.MISMATCH, reason, None), None)
+            except Cancelled:
+                raise
             except Exception as error:
-                if not isinstance(error, OutOfMemory) and not is_out_of_memory(error):
-                    raise
-                return Judgement(None, _NO_MEMORY)
-            if isinstance(found, NoResult):
-                return Judgement(None, f"the replay has no result: {found.reason}")
-            if exact and found.passes != claimed:
-                return Judgement(None, "this machine could not repeat the member's passes")
-            return _Attempt(compare(found, claim, bound_of(claimed, share.schema)), found)
+                if isinstance(error, OutOfMemory) or is_out_of_memory(error):
+                    return Judgement(None, _NO_MEMORY)
+                # The inputs are another member's, and no error in them may end this member.
+                return Judgement(None, f"the replay failed: {type(error).__name__}: {error}")
 
         return await self.spare_time.run(attempt)
 
@@ -329,7 +336,7 @@ class Judge:
         state_outline: StateOutline,
         sample: list[int],
         lender: bytes,
-    ) -> _Evidence:
+    ) -> ProvenBlocks:
         """Fetch the blocks from the auditor, if the member itself does not serve them soon."""
         # Blocks are proven, so an auditor cannot forge them.
         await self._ports.clock.sleep(_LENDER_PAUSE)
@@ -344,7 +351,7 @@ class Judge:
         peer: bytes,
         state_outline: StateOutline,
         sample: Collection[int],
-    ) -> _Evidence:
+    ) -> ProvenBlocks:
         """Fetch what a replay and its comparison need from a peer. Retry until cancelled.
 
         `sample` are the compared blocks of the residual.
@@ -356,7 +363,7 @@ class Judge:
         if private.before != NOTHING:
             before = start_blocks(state_outline, schema, sample)
         after = blocks_to_fetch(state_outline, schema.results, sample)
-        return _Evidence(
+        return ProvenBlocks(
             await self._blocks(digest, peer, private.before, state_outline, before),
             await self._blocks(digest, peer, private.after, state_outline, after),
         )

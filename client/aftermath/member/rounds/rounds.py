@@ -61,7 +61,9 @@ class Rounds:
             ports, role.levels, carried.results, epoch, self._tasks
         )
         judge = Judge(ports, role, workers, carried, epoch, local_options)
-        self._audits = Audits(ports, carried.results, epoch, judge, self._tasks.start)
+        self._audits = Audits(
+            ports, carried.results, carried.own_state, epoch, judge, self._tasks.start
+        )
         self._applying = Applying(
             ports,
             workers.compute,
