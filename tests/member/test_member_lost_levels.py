@@ -56,9 +56,9 @@ def test_newcomer_loads_lost_level_from_checkpoint(tmp_path: Path, epoch: int, k
             if event["message"].startswith(WARNING)
         ]
         assert messages, sim_member.name
-        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {str(kept)}, (
-            sim_member.name
-        )
+        assert {message[len(WARNING) :].split(":")[0].split()[0] for message in messages} == {
+            str(kept)
+        }, sim_member.name
     assert sim.compare(sim.sim_members) > 0
 
 
