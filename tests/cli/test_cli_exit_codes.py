@@ -21,7 +21,6 @@ USAGE = [
     "init --out .",
     "plot events --out loss.gif",
     "plot events --out loss",
-    "decode-gradients step-1.result step-2.result --out .",
     "events events --kind nothing",
     "run-files nowhere",
     "model init --out model --preset nothing",
@@ -37,6 +36,7 @@ USAGE = [
     "train --run-id x --device nothing",
 ]
 FOUND = [
+    "decode-gradients step-1.result step-2.result --out .",
     "plot none",
     "plot events --out events",
     "preview-lr --config-path none.toml",

@@ -32,10 +32,11 @@ def test_demo_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     precious = tmp_path / "thesis.tex"
     precious.write_text("precious")
     with (
-        pytest.raises(ProcessError, match="not a demo's"),
+        pytest.raises(ProcessError, match="not a demo's") as refused,
         claimed_workdir(tmp_path, "demo", "--dir DIR", DEMO_NAMES),
     ):
         pytest.fail("the directory was taken")
+    assert refused.value.fix == "Name another directory: --dir DIR, or empty it"
     assert precious.read_text() == "precious"
     line = [sys.executable, "-m", "aftermath.demo", "--dir", str(tmp_path)]
     completed = subprocess.run(line, capture_output=True, text=True, check=False)

@@ -58,7 +58,7 @@ def test_newcomer_loads_lost_level_from_checkpoint(
             if event["message"].startswith(WARNING)
         ]
         assert messages, sim_member.name
-        assert {message[len(WARNING) :].split(",")[0] for message in messages} == {
+        assert {message[len(WARNING) :].split(":")[0].split()[0] for message in messages} == {
             str(kept_steps)
         }, sim_member.name
     assert sim.compare(sim.sim_members) > 0

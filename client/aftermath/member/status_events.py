@@ -9,7 +9,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.progress import going_back, holder_wait, last_member_wait, named_checkpoint
+from aftermath.events.progress import going_back, holder_wait, last_member_wait
 from aftermath.events.status import lost_with_members
 from aftermath.events.stream import Events
 from aftermath.member.unused_copies import protected_copy
@@ -130,7 +130,7 @@ class StatusEvents:
             )
             return  # all levels are older, and that was reported
         # Its steps since then are not counted: its holders may have left before the newest step.
-        checkpoint = named_checkpoint(checkpoint_step)
+        checkpoint = f"the checkpoint of step {checkpoint_step}"
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._events.emit(
                 event_types.Warning(

@@ -291,7 +291,7 @@ class Judge:
         exact = not claimed.is_fp32
         micro_batch = claimed.micro_batch if exact else self._epoch.start.replica.at_once
         if is_repeated and not exact:
-            per_step = -(-len(share.sequences) // share.schema.optimizer.inner_steps)
+            per_step = -(-len(share.sequences) // max(1, share.schema.optimizer.inner_steps))
             micro_batch = max(1, min(micro_batch, per_step) // 2)
         arithmetic = PLAIN
         if exact:
