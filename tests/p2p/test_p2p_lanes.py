@@ -13,7 +13,7 @@ from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.lanes import LANES_FROM, MOST_LANES, TRANSFERS, lanes_for
 from aftermath.p2p.partial_download import WORTH_STEALING_FROM_LANE, PartialBlob
 from aftermath.p2p.peer_connection import LANE_STREAMS_OPEN, STREAMS_SERVED, Link, greet
-from aftermath.p2p.wire import LANE_ALPN, CallRequest, frame, frame_of
+from aftermath.p2p.wire import LANE_ALPN, CallRequest, ProtocolViolation, frame, frame_of
 from p2p.nodes import Rogue, content, identity, join, until
 
 INSTANCE = b"i" * 16
@@ -238,6 +238,46 @@ async def test_violation_on_lane_bans_peer_once(opened, rogue):
         await asyncio.wait_for(connection.closed(), 10)
     await until(lambda: node.stats().violations == 1)
     assert node._links._bans.seconds_left(cheat.node_id) > 0
+
+
+async def test_violation_in_greeting_of_lane_closes_its_link(opened, rogue):
+    node = await opened(1)
+    cheat = await rogue(2)
+    link, *_ = await rogue_with_lanes(cheat, node)
+    link_to(node, cheat.node_id).lanes[0].close(peer_connection.Code.DONE, "make room")
+    lane = await cheat.endpoint.connect(node._endpoint.addr(), LANE_ALPN)
+    stream = await lane.open_bi()
+    await stream.send().write_all(frame(b"no greeting"))
+    await asyncio.wait_for(link.closed(), 10)
+    await until(lambda: node.stats().violations == 1)
+    assert node._links._bans.seconds_left(cheat.node_id) > 0
+
+
+async def test_violation_in_answer_on_lane_closes_its_link(opened, monkeypatch):
+    nodes = [await opened(1), await opened(2)]
+    join(nodes)
+    await until(lambda: all(node.reachable() for node in nodes))
+    links = [link_to(nodes[0], nodes[1].node_id), link_to(nodes[1], nodes[0].node_id)]
+    number = 0 if links[0].dialer == nodes[0].node_id else 1
+
+    async def greeted(connection, instance):
+        raise ProtocolViolation("no greeting")
+
+    monkeypatch.setattr(connection_table, "greet", greeted)
+    dialer = nodes[number]
+    other = nodes[1 - number]
+    dialer._links.lanes(other.node_id)
+    await asyncio.wait_for(links[number].closed.wait(), 10)
+    assert dialer.stats().violations == 1
+    assert dialer._links._bans.seconds_left(other.node_id) > 0
+
+
+async def test_given_up_bytes_are_limited_over_all_lanes(mesh):
+    link, _ = await with_lanes(await mesh(1, 2))
+    for connection in (link, *link.lanes):
+        connection.give_up(1 << 30)
+    assert link.given_up == peer_connection._MOST_GIVEN_UP
+    assert not any(lane.given_up for lane in link.lanes)
 
 
 async def test_served_streams_are_limited_over_all_lanes(opened, rogue):

@@ -233,8 +233,11 @@ class Links:
             if connection is not None:
                 close_connection(connection, Code.VIOLATION, "no greeting")
             if isinstance(error, ProtocolViolation):
-                self._pace.events["violations"] += 1
-                self._bans.offended(peer)
+                if main is not None:
+                    main.violated(error)
+                else:
+                    self._pace.events["violations"] += 1
+                    self._bans.offended(peer)
             raise PeerUnreachable(cause(error)) from error
         contact = self._peers.get(peer)
         quota = contact.quota if contact is not None else Quota(self._pace.clock)

@@ -291,9 +291,12 @@ class IncomingConnections:
             instance, stream = await first_of(
                 hear_greeting(connection), only_a_greeting(connection)
             )
-        except ProtocolViolation:
-            self._pace.events["violations"] += 1
-            self._bans.offended(peer)
+        except ProtocolViolation as violation:
+            if connection.alpn() == LANE_ALPN and contact.link is not None:
+                contact.link.violated(violation)
+            else:
+                self._pace.events["violations"] += 1
+                self._bans.offended(peer)
             raise
         finally:
             if contact.greeting is connection:

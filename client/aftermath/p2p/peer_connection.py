@@ -98,7 +98,9 @@ class Link:
     repeats: int = 0
     """Announcements on it that this peer had sent before."""
     given_up: int = 0
-    """Bytes that we requested and gave up on, and that may still arrive."""
+    """Bytes that we requested and gave up on, and that may still arrive. Lanes use that of their
+    main link.
+    """
     unread: float = 0.0
     counted: tuple[int, int, int] = (0, 0, 0)
     """Bytes received, sent and read (`bytes_read`) when `unread` was last computed."""
@@ -124,8 +126,9 @@ class Link:
         received, sent, bytes_read = (a - b for a, b in zip(now, self.counted, strict=True))
         self.counted = now
         more = _PAYLOAD * received - _ACKNOWLEDGED * sent - bytes_read - _CHATTER
-        excused = min(self.given_up, max(0, math.ceil(more)))
-        self.given_up -= excused
+        owner = self.main or self
+        excused = min(owner.given_up, max(0, math.ceil(more)))
+        owner.given_up -= excused
         self.unread = max(0.0, self.unread + more - excused)
         return self.unread_of_peer() <= MOST_UNREAD
 
@@ -139,7 +142,8 @@ class Link:
 
     def give_up(self, size: int) -> None:
         """Record that `size` requested bytes will not be read, and may be on their way."""
-        self.given_up = min(_MOST_GIVEN_UP, self.given_up + size)
+        owner = self.main or self
+        owner.given_up = min(_MOST_GIVEN_UP, owner.given_up + size)
 
     def supersedes(self, current: Link) -> bool:
         """Return whether this new link should replace `current`, the one in use."""
