@@ -218,6 +218,14 @@ async def ask_lent(
     """
     size = struct.calcsize("<I")
     reply = await transport.request(peer, LENT_TOPIC, root, size * state_outline.count, deadline_s)
+    return lent_indices(reply, state_outline)
+
+
+def lent_indices(reply: bytes, state_outline: StateOutline) -> list[int]:
+    """Return the indices in an answer, in order. Raises FalseBlock unless they are blocks of the
+    state.
+    """
+    size = struct.calcsize("<I")
     indices = list(struct.unpack(f"<{len(reply) // size}I", reply[: len(reply) // size * size]))
     ascends = indices == sorted(set(indices))
     if not indices or len(reply) % size or not ascends or indices[-1] >= state_outline.count:
