@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import msgspec
 import numpy as np
 import torch
 
+from aftermath.audit.claim import known_state
 from aftermath.base import bounded
 from aftermath.base.errors import BadAnnouncement
 from aftermath.member.announced_results import Results
@@ -13,8 +16,12 @@ from aftermath.model.initial_weights import init_weights
 from aftermath.model.outline import Outline
 from aftermath.model.segments import SegmentError, segment_bytes, write_segment
 from aftermath.optim.codec import BadPayload, decode_level, encode_level
+from aftermath.optim.engine import state_like
+from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import Schema
-from aftermath.p2p import discovery, wire
+from aftermath.p2p import discovery, swarm, wire
+from aftermath.p2p.piece_choice import PieceFetch
+from aftermath.p2p.pieces import Pieces
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica import model_sharing, outline_sharing, state_sharing
 from aftermath.rules import announcements
@@ -153,6 +160,56 @@ def private_state() -> state_sharing.ServedState:
     return state_sharing.copy_state(engine, engine.tree(), states=1)
 
 
+def private_states() -> tuple[list[bytes], Decode]:
+    schema, engine = trained(OPTIMIZERS["sparseloco"], 2)
+    copied = state_sharing.copy_state(engine, engine.tree(), states=1)
+    like = state_like(schema, 2)
+    places = [copied.outline.place(index) for index in range(copied.outline.count)]
+    seed = b"".join(copied.read(place) for place in places)
+
+    def decode(data: bytes) -> object:
+        padded = io.BytesIO(data.ljust(len(seed), b"\0"))
+        blocks = {
+            index: state_sharing.StateBlock(padded.read(place.size), ())
+            for index, place in enumerate(places)
+        }
+        engine.restore(known_state(like, blocks).tensors)
+        return None
+
+    return [seed], decode
+
+
+def held_questions() -> tuple[list[bytes], Decode]:
+    held_question = swarm.HeldQuestion([(bytes(32), b"l" * 32), (b"d" * 32, b"")])
+    return [msgspec.msgpack.encode(held_question)], lambda data: bounded.msgpack_as(
+        data, swarm.HeldQuestion
+    )
+
+
+def held_answers() -> tuple[list[bytes], Decode]:
+    pieces = Pieces.whole(bytes(9 << 20))
+    fetch = PieceFetch(
+        digest=bytes(32),
+        author=p2p_of(1),
+        me=p2p_of(0),
+        pieces=Pieces(9 << 20, pieces.hashes, bytearray(9 << 20)),
+        first=0,
+        started=0.0,
+        expected_s=1.0,
+        progress_at=0.0,
+        strong=frozenset({p2p_of(0)}),
+        sources={p2p_of(1)},
+    )
+
+    def decode(data: bytes) -> object:
+        reply: swarm.HeldReply = bounded.msgpack_as(data, swarm.HeldReply)
+        for status in reply.status:
+            fetch.note(p2p_of(1), status)
+        return fetch.choose(p2p_of(1), 1.0, 1.0)
+
+    return [msgspec.msgpack.encode(swarm.HeldReply(7, [pieces.status(), b""]))], decode
+
+
 def whereabouts() -> tuple[list[bytes], Decode]:
     places = [
         discovery.Whereabouts(("127.0.0.1:4000", "[::1]:4000")),
@@ -175,7 +232,9 @@ PEERS = [
     Decoder(
         "request",
         lambda: frames(
-            wire.BlobRequest(bytes(32), 7, 1 << 40), wire.CallRequest("topic", 3, 9, 1000)
+            wire.BlobRequest(bytes(32), 7, 1 << 40),
+            wire.CallRequest("topic", 3, 9, 1000),
+            wire.PieceRequest(bytes(32), b"l" * 32, 3),
         ),
         (wire.ProtocolViolation,),
     ),
@@ -190,5 +249,8 @@ PEERS = [
     Decoder("model part", model_parts, (SegmentError,)),
     Decoder("question for a private state", private_questions, (RequestRefused,)),
     Decoder("block of a private state", private_answers, (state_sharing.FalseBlock,)),
+    Decoder("private state", private_states, (BadState,)),
+    Decoder("question for held pieces", held_questions, (bounded.Malformed,)),
+    Decoder("held pieces", held_answers, (bounded.Malformed,)),
     Decoder("whereabouts", whereabouts),
 ]
