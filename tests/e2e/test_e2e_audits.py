@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from e2e.audited_run import CHEATING, EPOCHS, ROUND_SECONDS, RULES, play
 from xprocess import XProcess
 
 from e2e.cluster import TrainingCluster
 from e2e.event_log import compare_replicas
 from e2e.run_inputs import RunInputs
 from e2e.server_run import SCRIPT, ServerRun, ServerRunOptions
+from hostile.audited_run import CHEATING, EPOCHS, ROUND_SECONDS, RULES, play
 
 STEPS = {60: 24, 6: 84}
 """Steps by `verification_percent`. At 6 %, one of about 41 drawable results is drawn with 92 %."""

@@ -20,7 +20,7 @@ ROUND_SECONDS = 5
 """Time for two replays on a busy machine, which an auditor makes before it accuses."""
 RULES = {
     "min_clients": 3,
-    "init_min_clients": 4,
+    "init_min_clients": 5,
     "waiting_for_members_extra_time": 20,
     "max_round_train_time": 60,
     "global_batch_size_start": 20,

@@ -387,7 +387,7 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
 
     async def scenario(sim: SimulatedRun) -> None:
         nonlocal refused
-        sim.add(0), sim.add(0), sim.add(0), sim.add(0, seconds=3.0)
+        sim.add(0), sim.add(0), sim.add(0), sim.add(0), sim.add(0, seconds=3.0)
         chains = record_commitments(sim)
         checker = sim.sim_members[0].transport
         sim_member = sim.sim_members[1]
@@ -404,5 +404,5 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
         await asyncio.sleep(0.2)
         await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
 
-    play(tmp_path, scenario, rounds_per_epoch=4, verification_percent=1, init_min_clients=4)
+    play(tmp_path, scenario, rounds_per_epoch=4, verification_percent=1, init_min_clients=5)
     assert refused

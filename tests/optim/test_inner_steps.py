@@ -379,7 +379,6 @@ SPOILT: dict[str, Callable[[dict[str, Tensor]], object]] = {
     "first moment above its second": filled("exp_avg", 1.0),
     "negative second moment": filled("exp_avg_sq", -1.0),
     "negative count": filled("step", -1.0),
-    "no step": filled("step", 0.0),
     "half a step": filled("step", 1.5),
     "count beyond float32": filled("step", 2.0**25),
     "of the result": lambda state: state.pop("result.residual.1.0"),

@@ -54,7 +54,7 @@ def test_minority_convicts_no_honest_member_in_campaign(part: int) -> None:
 
 def test_majority_breaks_invariant() -> None:
     """Otherwise the campaign would find nothing, whatever the program did."""
-    audited = AuditedRun(0)
+    audited = AuditedRun(1)
     liars = {seat: LIAR for seat in audited.tiers if seat}
     audited.coalition = Coalition(random.Random(0), liars, lambda height, seat: False)
     with pytest.raises(InvariantBroken, match="ejected the honest member 0"):

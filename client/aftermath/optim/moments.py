@@ -131,9 +131,9 @@ def _largest_square(betas: tuple[float, float]) -> float:
 
 
 def _check_count(path: str, count: Tensor) -> None:
-    """Raise BadState unless `count` is a number of steps. Moments exist from the first step on."""
+    """Raise BadState unless `count` is a number of steps."""
     steps = float(count)
-    if not 1 <= steps <= _MOST_STEPS or not steps.is_integer():
+    if not 0 <= steps <= _MOST_STEPS or not steps.is_integer():
         raise BadState(f"{path} of the optimizer state is not a number of steps: {steps:g}")
 
 
