@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -12,6 +13,7 @@ from aftermath.audit.claim import (
     RESIDUAL,
     RESIDUAL_BLOCKS,
     RESULT,
+    VALUES,
     blocks_to_fetch,
     claim_of,
     drawn_residual_blocks,
@@ -158,6 +160,23 @@ def test_audit_of_one_block_finds_attack(attack: str) -> None:
     claim = members.replace(claim, blocks=sampled)
     found = compare(members.replayed(trained.share), claim)
     assert found.verdict is AuditVerdict.MISMATCH
+
+
+def test_wrong_entries_are_counted_among_audited_blocks() -> None:
+    trained = trained_share()
+    name = outline_of_state(trained.state).place(residual_blocks()[1]).name
+    entries = name.replace(RESIDUAL, VALUES)
+    state = dict(trained.state)
+    state[entries] = -state[entries]
+    sample = residual_blocks()[1:2]
+    claim = claim_of(trained.payloads, state, needed(sample))
+    found = compare(members.replayed(trained.share), claim)
+    audited = known_state(state, claim.blocks)
+    rows = audited.rows(name) & audited.rows(entries)
+    counted = re.search(r"the entries of (\d+) of (\d+) audited blocks differ", found.reason)
+    assert counted is not None, found.reason
+    assert int(counted[2]) == int(rows.sum()) < len(rows)
+    assert 0 < int(counted[1]) <= int(counted[2])
 
 
 def test_audit_without_all_moments_raises() -> None:

@@ -26,7 +26,7 @@ REASONS = {
     "moments": "distance of the moments",
     "other_payload": "payload of level 0 has other entries",
     "last_state": "distance of the residual",
-    "other_root": "not under the root",
+    "other_root": "not part of the private state",
 }
 
 ATTACKED = [
@@ -144,7 +144,7 @@ def test_entries_other_than_the_strongest_are_a_mismatch(case: str) -> None:
             state[name] = torch.zeros_like(trained.state[name])
     found = audited(trained, claim_of(trained.payloads, state))
     assert found.verdict is AuditVerdict.MISMATCH
-    assert "are not what the encoder chooses" in found.reason
+    assert "differ from what the encoder chooses" in found.reason
 
 
 def test_rounded_transform_matches() -> None:
@@ -197,4 +197,4 @@ def test_block_of_wrong_size_is_a_mismatch() -> None:
     state[name] = torch.cat([state[name], torch.zeros(1)])
     found = audited(trained, claim_of(trained.payloads, state))
     assert found.verdict is AuditVerdict.MISMATCH
-    assert "not under the root" in found.reason
+    assert "not part of the private state" in found.reason

@@ -1,8 +1,8 @@
 """A member's claim: its result, and proven blocks of the private state that it committed to.
 
 An auditor fetches all blocks of the moments, a few blocks of the residual, and the blocks that
-hold the entries chosen from those residual blocks. `claim_of` makes the claim of a state that is
-wholly known.
+hold the entries chosen from those residual blocks. `claim_of` returns the claim of a complete
+state.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aftermath.replica.state_sharing import StateBlock
 from aftermath.rules.committee import shuffle
 
 RESULT = "result."
-"""Prefix of the state's tensors of error feedback. The others are the inner optimizer's moments."""
+"""Prefix of the error-feedback tensors in a private state. All others are moments."""
 RESIDUAL = f"{RESULT}residual."
 INDICES = f"{RESULT}indices."
 VALUES = f"{RESULT}values."
@@ -35,7 +35,7 @@ _DTYPES = {torch.float32: "<f4", torch.int64: "<i8"}  # in the bytes of a state 
 
 @dataclass(frozen=True)
 class Claim:
-    """A member's result, and what is known of its private state after the share."""
+    """A member's result, and the known blocks of its private state after the share."""
 
     payloads: Mapping[int, bytes]
     """Payload per held level."""
@@ -103,7 +103,9 @@ def start_blocks(
     state_outline: StateOutline, schema: Schema, residual_blocks: Collection[int]
 ) -> list[int]:
     """Return the indices of the blocks of the state before a share that its replay needs."""
-    if schema.optimizer.inner_optimizer is None:  # it trains at weights that the residual moved
+    # Without an inner optimizer, the share trains at look-ahead weights, which depend on the whole
+    # residual.
+    if schema.optimizer.inner_optimizer is None:
         return list(range(state_outline.count))
     return [
         index
@@ -115,9 +117,9 @@ def start_blocks(
 def drawn_residual_blocks(state_outline: StateOutline, seed: bytes) -> list[int]:
     """Return up to RESIDUAL_BLOCKS indices of blocks of the residual.
 
-    The first 8 bytes of the seed draw them. It must be unknown when the member commits to its
-    state, because a member could falsify all other blocks. All jurors must use the same seed:
-    otherwise those whose blocks are right convict an auditor that found a false one.
+    The first 8 bytes of the seed draw them. A member must not know the seed when it commits to its
+    state, because it could falsify all other blocks. All jurors must use the same seed. Otherwise
+    jurors whose blocks are correct convict an auditor that found a false one.
     """
     blocks = [
         index
@@ -183,7 +185,10 @@ class KnownState:
 
 
 def known_state(like: Mapping[str, Tensor], blocks: Mapping[int, StateBlock]) -> KnownState:
-    """Return the state in blocks of the right sizes. `like` has its names, shapes and dtypes."""
+    """Assemble a private state from some of its blocks. The caller has checked their sizes.
+
+    `like` gives names, shapes and dtypes.
+    """
     state_outline = outline_of_state(like)
     contents = {name: _unknown(name, tensor) for name, tensor in like.items()}
     spans: dict[str, list[tuple[int, int]]] = {}
@@ -204,6 +209,6 @@ def known_state(like: Mapping[str, Tensor], blocks: Mapping[int, StateBlock]) ->
 
 
 def _unknown(name: str, like: Tensor) -> np.ndarray:
-    """Return the bytes of a tensor of which nothing is known."""
+    """Return the bytes of a tensor without known blocks."""
     filler = UNUSED if name.startswith(INDICES) else 0
     return np.full(like.numel(), filler, _DTYPES[like.dtype]).view(np.uint8)

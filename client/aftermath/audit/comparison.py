@@ -1,9 +1,9 @@
 """Compare what a member has committed to with a replay of its share.
 
-Exact: the state's blocks are under the committed root, its entries are what the encoder chooses
-from its residual, and the payloads are these entries. Within a bound: the residual and the moments
-after the share. Any blocks of the residual will do, but all moments are needed. A claim just above
-a bound has no verdict.
+Exact checks: the blocks belong to the committed state, the encoder chooses its entries from its
+residual, and the payloads encode these entries. The residual and the moments after the share are
+compared within a bound. A comparison needs all moments, and any blocks of the residual. A claim
+just above a bound has no verdict.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ from aftermath.optim.transform import forward
 from aftermath.rules.announcements import PassSettings
 
 BOUND = 2e-3
-"""Largest distance of an honest result from its replay, if both multiply in fp32."""
+"""Maximum distance of a result that matches its replay, if both multiply in fp32."""
 # From benchmarks/measured/spread.json (30 inner steps, fp32 passes): the largest honest distance is
 # 1.3e-4 (Muon, a CPU and an H200), and the smallest of an attack 0.044 (Muon, one skipped step).
 # The bound is near their geometric mean, 2.4e-3. Moments have the same bound, because their honest
-# distances are as large as those of the residual (benchmarks/measured/audits.json). With hundreds
-# of inner steps, one skipped step moves a result by less than the bound.
+# distances are as large as those of the residual (benchmarks/measured/audits.json). Extrapolated to
+# 700 inner steps, one skipped step stays below the bound.
 #
-# No bound separates shares with bf16 products. Between bf16 and fp32 an honest distance reaches
-# 0.033 (spread.json). In bf16, another micro-batch alone exceeds the bound (audits.json). Muon
-# multiplies in bf16 on every GPU that can (`optim.muon.at_once`). Such shares must be replayed on
-# the same kind of device in the member's micro-batches, which gives equal bits.
+# This bound does not fit bf16 products. Between bf16 and fp32 an honest distance reaches 0.033
+# (spread.json). In bf16 with AdamW or Muon, another micro-batch size alone exceeds the bound
+# (audits.json). Muon multiplies in bf16 on every GPU that can (`optim.muon.at_once`). So only a
+# device of the same kind replays such shares, in the member's micro-batches (`audit.judges`).
 BF16_BOUND = 0.02
-"""Largest distance of an honest result with bf16 products from a replay of the same passes."""
+"""Maximum distance of a result with bf16 products that matches a replay in the same passes."""
 MUON_BF16_BOUND = 0.2
-"""Largest distance of such a result with Muon inside."""
+"""BF16_BOUND with Muon as the inner optimizer."""
 # On a CPU, such a replay has equal bits (benchmarks/measured/spread-bf16.json). No two GPUs of a
 # kind were compared. If their compiled kernels add in another order, honest distances are like
 # those of another micro-batch (audits.json). The bounds are above these, and below those of an
@@ -61,7 +61,7 @@ MUON_BF16_BOUND = 0.2
 
 
 def bound_of(passes: PassSettings, schema: Schema) -> float:
-    """Return the largest distance of an honest result from its replay."""
+    """Return the maximum distance of a result that matches its replay."""
     if passes.is_fp32:
         return BOUND
     return MUON_BF16_BOUND if schema.optimizer.inner_optimizer == "muon" else BF16_BOUND
@@ -104,7 +104,7 @@ class Comparison:
 
     verdict: AuditVerdict | None
     reason: str
-    """A sentence that names the failed check and its figure."""
+    """The failed check, with its figure. For a match, the distances and the bound."""
     distances: Distances | None
     """None if the claimed state could not be read."""
 
@@ -117,7 +117,9 @@ def compare(replay: Replay, claim: Claim, bound: float = BOUND) -> Comparison:
     """
     false_block = claim.false_block(outline_of_state(replay.state))
     if false_block is not None:
-        return _mismatch(f"block {false_block} of the private state is not under the root")
+        return _mismatch(
+            f"block {false_block} is not part of the private state that the member committed to"
+        )
     results = replay.share.schema.results
     state = known_state(replay.state, claim.blocks)
     layouts = {level: level_layout(results, level) for level in replay.payloads}
@@ -216,8 +218,8 @@ def _wrong_entries(
                 wrong |= (values != chosen[f"values.{where}"][rows]).any(1)
             if count := int(wrong.sum()):
                 return (
-                    f"level {level}: the entries of {count} of {len(rows)} blocks are not what the "
-                    "encoder chooses from the residual"
+                    f"level {level}: the entries of {count} of {int(rows.sum())} audited blocks "
+                    "differ from what the encoder chooses from the residual"
                 )
     return None
 
@@ -297,7 +299,7 @@ def _votes(
 
 
 def _wrong_counts(replay: Replay, state: KnownState) -> str | None:
-    """Return a fault if the optimizer has made another number of steps."""
+    """Return a fault if the optimizer counts another number of steps."""
     for name, tensor in replay.state.items():
         claimed = state.tensors[name]
         if _is_count(name, tensor) and not torch.equal(claimed, tensor):

@@ -1,7 +1,7 @@
 """Train a member's share again from the same inputs.
 
 `replay` runs the members' own training code on a new replica, so the auditor's own replica does not
-change. `audit.comparison` compares its result with the member's.
+change. `audit.comparison` compares the replay with the member's result.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def replay(
 ) -> Replay | NoResult:
     """Train a share again on `device`, in passes of `micro_batch` sequences.
 
-    `arithmetic` must be the member's. Device and micro-batch may differ if all products are fp32
-    (`audit.comparison.BOUND`). `exact`: raise OutOfMemory if passes of that size do not fit.
+    `arithmetic` must be the member's. Device and micro-batch size may differ if all products are
+    fp32 (`audit.comparison.BOUND`). `exact`: raise OutOfMemory if passes of that size do not fit.
     Raises BadState if `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError or
     SegmentError for tensors of another model.
     """
@@ -118,7 +118,7 @@ def replay(
     )
     if share.before:
         replica.optimizer.restore(share.before)
-    # On a CPU the system would kill this process. The member may name any micro-batch.
+    # The member may name any micro-batch size. On a CPU the system would kill this process.
     if exact and not replica.has_memory_for(share.sequences, micro_batch, cancelled):
         raise OutOfMemory(
             f"this machine has too little memory for passes of {micro_batch} sequences",
@@ -164,23 +164,23 @@ class _MeasuringFeedback(ErrorFeedback):
         super().__init__(results, tier, params, decay, balances)
         self._block_norms = block_norms
 
-    def compress(self, made: PseudoGradient) -> dict[int, bytes]:
+    def compress(self, gradient: PseudoGradient) -> dict[int, bytes]:
         """Record the norms, and return the result per held level."""
-        payloads = super().compress(made)
+        payloads = super().compress(gradient)
         for level in payloads:
-            self._block_norms[level] = block_norms_of(made, level_layout(self._format, level))
+            self._block_norms[level] = block_norms_of(gradient, level_layout(self._format, level))
         return payloads
 
 
 @torch.no_grad()
-def block_norms_of(made: PseudoGradient, layout: LevelLayout) -> list[Tensor]:
+def block_norms_of(gradient: PseudoGradient, layout: LevelLayout) -> list[Tensor]:
     """Return the norm of each block of a pseudo-gradient: fp32 [blocks] per group, on the CPU."""
     norms = [torch.zeros(group.blocks) for group in layout.groups]
     for part in layout.parts:
-        gradient = view(made.tensors, part.segment)
+        tensor = view(gradient.tensors, part.segment)
         group = layout.groups[part.group]
-        blocks = gradient.new_zeros(part.blocks.count, group.height, group.width)
-        for numbers, place in cells(gradient, blocks, part.blocks):
+        blocks = tensor.new_zeros(part.blocks.count, group.height, group.width)
+        for numbers, place in cells(tensor, blocks, part.blocks):
             place.copy_(numbers)
-        part.of(norms[part.group]).copy_(blocks.flatten(1).norm(dim=1).mul_(abs(made.factor)))
+        part.of(norms[part.group]).copy_(blocks.flatten(1).norm(dim=1).mul_(abs(gradient.factor)))
     return norms

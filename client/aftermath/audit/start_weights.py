@@ -14,13 +14,13 @@ from aftermath.replica.mapped_tensors import mapped_if_large
 class StartWeights:
     """Copies of a replica's parameters, by the height of the round that began with them.
 
-    Copies that do not fit into memory are in files in `directory`.
+    If all copies together exceed `mapped_tensors.MEMORY`, they are in files in `directory`.
     """
 
     # Outer momentum is not kept: no share is trained with it.
 
     def __init__(self, directory: Path | None, copies: int) -> None:
-        """Expect at most `copies` at a time."""
+        """`copies`: maximum number that the caller keeps at a time."""
         self._directory = directory
         self._copies = copies
         self._by_height: dict[int, Mapping[str, Tensor]] = {}

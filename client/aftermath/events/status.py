@@ -154,13 +154,13 @@ def status_of(
     now -= silent
     until = next_deadline(run, members, model)
     deadline = None if until is None else until - now
-    last_member_left = None
+    last_member_seconds = None
     if not silent and has_tick and _is_overdue(deadline):
         wait = wait_for_last_member(run, members, model)
         if wait is not None and wait.is_running(now):
-            last_member_left = wait.end - now
+            last_member_seconds = wait.end - now
     waits = _waits(run, model, members, deadline, has_tick=has_tick, silent=silent)
-    if last_member_left is not None:
+    if last_member_seconds is not None:
         # Nothing else can happen before that member is back, so nothing else is named.
         waits = filter(None, [last_member_wait(run, members, model)])
     return RunStatus(
@@ -187,7 +187,7 @@ def status_of(
         rounds_left=_rounds_left(run),
         spec_error=model.spec_error,
         outer_momentum=model.optimizer.outer_momentum,
-        last_member_wait=last_member_left,
+        last_member_wait=last_member_seconds,
         going_back=going_back(run, members, model) or "",
     )
 

@@ -65,8 +65,8 @@ def copy_state(
 ) -> ServedState:
     """Return a copy of an optimizer's current state, with its tree.
 
-    `states` copies are kept, in `directory` if memory is too small (`mapped_if_large`, and what it
-    raises).
+    The caller keeps `states` copies. They are in files in `directory` if together they exceed
+    `mapped_tensors.MEMORY`. Raises as `mapped_if_large` does.
     """
     copies = mapped_if_large(optimizer.state(), states, directory)
     return ServedState(tree, outline(optimizer.sizes()), copies)

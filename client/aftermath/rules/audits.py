@@ -88,7 +88,7 @@ class Case:
 
 
 def judging_window(config: Config) -> int:
-    """Return the number of rounds after a result's in which it may still be judged."""
+    """Return the number of rounds after its own in which a result can be judged."""
     return config.overlap + OPENING_ROUNDS + VOTING_ROUNDS
 
 

@@ -1,7 +1,6 @@
-"""Audits: replay the results drawn to this member, open cases, and vote on cases of others.
+"""Audits: replay the results that this member audits, open cases, and vote on cases of others.
 
-A verdict that comes too late has no effect, so each one is bound to the rounds in which the program
-accepts it.
+An audit or a vote stops once the program no longer accepts it.
 """
 
 from __future__ import annotations
@@ -62,25 +61,25 @@ class Audits:
         """Heights with a drawn result."""
         self._seeds: dict[int, int] = {}
         """Seeds of the draws, by height."""
-        self._begun: set[tuple[bool, Key]] = set()
-        """Audits or probes (False) and votes (True) that were begun."""
+        self._started: set[tuple[bool, Key]] = set()
+        """Started duties: votes (True), and a result's probe and audit (False)."""
         self._cases: dict[Key, Case] = {}
-        """The cases that were open when they were read, until a decision is reported."""
+        """Cases that were open when read, until their decision is reported."""
         self._ejected_before: dict[Key, int] = {}
-        """Members that were ejected when a case was first read, as bitmaps."""
+        """Bitmap of the members that were ejected when a case was first read."""
         self._cases_read = -1
-        """Height of the round in which they were read."""
+        """Height of the round in which the cases were last read."""
 
     # --- what the rounds report
 
     async def begin_round(self, plan: RoundPlan) -> None:
         """Keep the weights that a round is trained from, and drop what no audit needs."""
         height = plan.header.height
-        newest_undrawn = height - self._epoch.rules.overlap - OPENING_ROUNDS
+        oldest_drawable = height - self._epoch.rules.overlap - OPENING_ROUNDS
         needed = {
             one
             for one in range(height - judging_window(self._epoch.rules), height + 1)
-            if one in self._drawn or one >= newest_undrawn
+            if one in self._drawn or one >= oldest_drawable
         }
         self._judge.retain_weights(needed)
         self._audited = {key: kept for key, kept in self._audited.items() if key[0] in needed}
@@ -100,7 +99,7 @@ class Audits:
             self._judge.note(result.commitment)
 
     def begin_spare_time(self) -> None:
-        """Replay from now on, because this member's share is announced."""
+        """Allow replays, because this member's part of the round is done."""
         self._judge.spare_time.begin()
 
     def end_spare_time(self) -> None:
@@ -110,7 +109,7 @@ class Audits:
     # --- duties
 
     async def follow(self) -> None:
-        """Begin each audit and vote that this member owes, until cancelled."""
+        """Start each audit and vote that this member owes, until cancelled."""
         feed = self._ports.feed
         while self._epoch.rules.verification_percent:
             run = feed.run
@@ -136,7 +135,11 @@ class Audits:
                 self._drawn.add(height)
             for target, auditor in drawn.items():
                 result = self._audited.get((height, target))
-                if result is None or target == self._seat or not self._is_new(False, result.key):
+                if (
+                    result is None
+                    or target == self._seat
+                    or not self._start_once(result.key, is_vote=False)
+                ):
                     continue
                 if not result.commitment.passes.can_be_judged:
                     continue
@@ -159,13 +162,14 @@ class Audits:
         for key in now.keys() - before.keys():
             self._report_opening(now[key])
             self._ejected_before[key] = self._ports.feed.members.mask(MemberState.EJECTED)
-        # A case that was decided since is reported as soon as this member sees the ejection.
+        # A case that is gone was decided, so do not vote on it. `_report_decisions` reports it once
+        # this member sees the ejection.
         for key in before.keys() - now.keys():
-            self._is_new(True, key)
+            self._start_once(key, is_vote=True)
         self._cases = before | now
 
     def _begin_votes(self, run: Run) -> None:
-        """Begin this member's votes on open cases."""
+        """Start this member's votes on open cases."""
         for key, case in self._cases.items():
             result = self._audited.get(key)
             seed = self._seeds.get(case.height)
@@ -174,7 +178,7 @@ class Audits:
                 and seed is not None
                 and result.plan.header.seed == case.seed
                 and case.may_vote(run, self._seat)
-                and self._is_new(True, key)
+                and self._start_once(key, is_vote=True)
             ):
                 self._start(self._vote(result, seed, case))
 
@@ -206,17 +210,17 @@ class Audits:
                     )
                     break
 
-    def _is_new(self, votes: bool, key: Key) -> bool:
-        """Record that a duty has begun. Return False if it had begun already."""
-        is_new = (votes, key) not in self._begun
-        self._begun.add((votes, key))
+    def _start_once(self, key: Key, *, is_vote: bool) -> bool:
+        """Record that a duty has started. Return False if it had started before."""
+        is_new = (is_vote, key) not in self._started
+        self._started.add((is_vote, key))
         return is_new
 
     async def _probe(self, result: AuditedResult, seed: int) -> None:
         """Check that a member serves the state of a drawn result."""
-        # One member cannot tell a refusal from a broken connection, so nobody is accused of it. But
-        # if a quorum of witnesses gets no answer for a whole round, it attests no more results of
-        # this member, which is then dropped like one that delivers nothing.
+        # One member cannot tell a refusal from a broken connection, so it does not accuse. But if a
+        # quorum of witnesses gets no answer in time, it attests no more results of the member, and
+        # the member is dropped like one that delivers nothing.
         height, seat = result.key
 
         async def is_served() -> bool:
@@ -227,11 +231,11 @@ class Audits:
             await self._ports.feed.until(lambda run: not self._may_open(run, height))
             return False
 
-        if not await first_of(is_served(), is_not()) and self._is_heard(seat, height):
+        if not await first_of(is_served(), is_not()) and self._announced_after(seat, height):
             self._results.stop_attesting(seat, height)
 
-    def _is_heard(self, seat: int, since: int) -> bool:
-        """Return whether a member in the running epoch has announced a result after a round."""
+    def _announced_after(self, seat: int, since: int) -> bool:
+        """Return whether a member of the running epoch announced a result after round `since`."""
         run = self._ports.feed.run
         later = range(since + 1, run.current.height + 1)
         is_here = self._epoch.is_running(run) and bitmap.contains(run.current.roster, seat)
@@ -242,7 +246,7 @@ class Audits:
         return self._epoch.is_running(run) and height in auditable_heights(run)
 
     async def _audit(self, result: AuditedResult, seed: int) -> None:
-        """Judge a result that was drawn to this member. Open a case if it is false."""
+        """Judge a result that this member audits. Open a case if it does not match."""
         height = result.commitment.height
 
         def may_open(run: Run) -> bool:
@@ -254,7 +258,7 @@ class Audits:
             await self._verify(result, may_open, is_vote=False, mismatch=True)
 
     async def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
-        """Serve to the jury what this auditor fetched of a state, if the member leaves now."""
+        """Lend the fetched blocks of both states to the jury, in case the member does not."""
         private = result.commitment.private
         evidence = judgement.evidence
         if evidence is not None:
@@ -279,7 +283,10 @@ class Audits:
         wanted: Callable[[Run], bool],
         case: Case | None = None,
     ) -> Judgement:
-        """Judge a result while the judgement is wanted, and report it. `case`: for a vote on it."""
+        """Judge a result and emit the verdict. Abstain once `wanted` returns False.
+
+        `case` is the case to vote on, or None for an audit.
+        """
         lender = result.plan.seats[case.auditor].p2p if case is not None else None
 
         async def too_late() -> Judgement:
@@ -310,7 +317,7 @@ class Audits:
         at = RoundId(commitment.epoch, commitment.height, commitment.seed)
         name = "a vote on an audited result" if is_vote else "the case about an audited result"
         duty = Duty(self._ports, name, still_wanted=lambda: wanted(self._ports.feed.run))
-        await duty.insist(  # all cases may be open, and some are decided soon
+        await duty.insist(  # all cases may be taken, and one may soon be free
             lambda: self._ports.coordinator.verify(
                 self._seat, at, target=commitment.seat, mismatch=mismatch
             )

@@ -1,7 +1,7 @@
 """Judge another member's result: fetch what it committed to, replay its share, and compare.
 
-It convicts nobody. It never judges a result whose private state it could not fetch: an unreachable
-member is not a dishonest one.
+It convicts nobody. It abstains if it could not fetch the private state, because an unreachable
+member may be honest.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
-_COPIES = 2  # of weights and optimizer state, that a replay and its comparison take
+_COPIES = 2  # copies of weights and optimizer state whose memory a replay and comparison need
 _NO_MEMORY = "this machine has too little memory for the replay"
-_LENDER_PAUSE = 3.0  # seconds for the member itself to serve its state
+_LENDER_PAUSE = 3.0  # seconds before a juror asks the auditor, so that the member can answer first
 _REPEATED = 0.25  # part of the bound within which two replays on one machine must agree
 
 
@@ -106,13 +106,13 @@ class ProvenBlocks:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What a member finds about a result. `verdict` is None if it abstains."""
+    """A member's verdict about a result, with its reason. `verdict` is None if it abstains."""
 
     verdict: AuditVerdict | None
     reason: str
     is_hardware_fault: bool = False
     evidence: ProvenBlocks | None = None
-    """What proves that the result is false, if an auditor found that."""
+    """The blocks of both states that an auditor lends to the jury, if the verdict is a mismatch."""
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class Judge:
         self._weights = StartWeights(options.audit_dir, judging_window(epoch.rules) + 1)
         self._dummy = bool(options.share_delay)  # then members send noise instead of training
         self._passes: dict[int, PassSettings] = {}
-        """What each member's last result was computed with."""
+        """Passes of each member's last result, by seat."""
         self._device = epoch.start.replica.device
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
         self._trouble: dict[bytes, str] = {}
@@ -152,7 +152,7 @@ class Judge:
     # --- weights at the start of rounds
 
     def note(self, commitment: Commitment) -> None:
-        """Remember what a member computes with."""
+        """Remember the passes of a member's last result."""
         self._passes[commitment.seat] = commitment.passes
 
     def may_judge(self, seat: int) -> bool:
@@ -173,7 +173,10 @@ class Judge:
         except Exception as error:
             if not (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
                 raise
-            message = f"this member cannot audit round {height}: its weights were not kept: {error}"
+            message = (
+                f"cannot audit round {height}, because its starting weights could not be stored: "
+                f"{error}. Free memory or disk space"
+            )
             self._ports.events.emit(event_types.Warning(message=message, until="trained"))
 
     def retain_weights(self, heights: Collection[int]) -> None:
@@ -204,10 +207,10 @@ class Judge:
     async def judge(
         self, result: AuditedResult, seed: int, lender: bytes | None = None
     ) -> Judgement:
-        """Return this member's judgement. Slow; retries until cancelled to fetch the private state.
+        """Return this member's verdict. Slow: it fetches the private state until cancelled.
 
-        `seed` is that of the draw among the round's results. `lender` is the p2p key of a member
-        that lends the state's blocks.
+        `seed` is that of the draw among the round's results. `lender` is the p2p key of the
+        auditor, which lends the state's blocks to the jury.
         """
         commitment = result.commitment
         schema = self._role.schema
@@ -217,7 +220,7 @@ class Judge:
         if why := self._why_not(commitment.passes):
             return Judgement(None, why)
         if shared is None:
-            return Judgement(None, "this member does not have the weights of that round's start")
+            return Judgement(None, "this member does not have the starting weights of that round")
         if payloads is None:
             return Judgement(None, "this member does not have all payloads of the result")
         state_outline = await self._outline(commitment)
@@ -235,9 +238,9 @@ class Judge:
         first = await self._attempt(share, claim, commitment.passes)
         if isinstance(first, Judgement) or first.comparison.verdict is not AuditVerdict.MISMATCH:
             return _judgement(first)
-        # Before it accuses, a member makes sure that its own machine computes the same again, in
-        # other passes if any passes may judge. So neither a faulty machine, nor a kind of GPU whose
-        # bf16 products vary, nor a share that rounding alone moves far convicts anybody.
+        # Before it accuses, a member replays the share again: fp32 products in smaller passes, bf16
+        # products in the same passes. A faulty machine, a GPU whose bf16 products vary, or a share
+        # that rounding alone moves far gives two replays that differ. Then the member abstains.
         second = await self._attempt(share, claim, commitment.passes, is_repeated=True)
         if isinstance(second, Judgement):
             return second
@@ -246,7 +249,7 @@ class Judge:
             return Judgement(
                 None,
                 "two replays on this machine differ: rounding moves this share too far to judge "
-                "it, or the machine's hardware is faulty",
+                "it, or the hardware is faulty. If this warning repeats, check memory and GPU",
                 True,
             )
         judgement = _judgement(second)
@@ -283,10 +286,10 @@ class Judge:
         *,
         is_repeated: bool = False,
     ) -> _Attempt | Judgement:
-        """Replay a share in spare time, and compare. Return a judgement if that is impossible.
+        """Replay a share in spare time, and compare. Return why the member abstains if it cannot.
 
         The replay has the precision that the member `claimed`. Unless that is fp32, its passes are
-        the member's too. A repeated one in fp32 has smaller passes than the first.
+        the member's too. A repeated replay in fp32 has smaller passes than the first.
         """
         exact = not claimed.is_fp32
         micro_batch = claimed.micro_batch if exact else self._epoch.start.replica.at_once
@@ -316,7 +319,7 @@ class Judge:
                     return Judgement(None, "this machine could not repeat the member's passes")
                 return _Attempt(compare(found, claim, bound_of(claimed, share.schema)), found)
             except BadState as error:
-                reason = f"no encoder leaves the state before the share: {error.message}"
+                reason = f"the encoder cannot produce the state before the share: {error.message}"
                 return _Attempt(Comparison(AuditVerdict.MISMATCH, reason, None), None)
             except Cancelled:
                 raise
@@ -337,8 +340,8 @@ class Judge:
         sample: list[int],
         lender: bytes,
     ) -> ProvenBlocks:
-        """Fetch the blocks from the auditor, if the member itself does not serve them soon."""
-        # Blocks are proven, so an auditor cannot forge them.
+        """Fetch the blocks from the auditor, unless the audited member soon serves them."""
+        # Blocks have proofs, so an auditor cannot forge them.
         await self._ports.clock.sleep(_LENDER_PAUSE)
         root = result.commitment.private.after
         digest = result.commitment.digest
@@ -352,9 +355,9 @@ class Judge:
         state_outline: StateOutline,
         sample: Collection[int],
     ) -> ProvenBlocks:
-        """Fetch what a replay and its comparison need from a peer. Retry until cancelled.
+        """Fetch the blocks for a replay and its comparison from a peer. Retry until cancelled.
 
-        `sample` are the compared blocks of the residual.
+        `sample` has the indices of the residual blocks to compare.
         """
         private = result.commitment.private
         digest = result.commitment.digest

@@ -1,7 +1,7 @@
 """Spare time: slow work on its own thread that pauses while this member's round needs the machine.
 
-On a CPU the work pauses between micro-batches. A GPU has no memory for two shares, so there a new
-round cancels it, and it starts again later.
+On a CPU the work pauses between micro-batches. A GPU has no memory for two shares, so a new round
+cancels the work. It restarts from the beginning in the next spare time.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class SpareTime:
         self._running: set[_Interrupt] = set()
 
     def begin(self) -> None:
-        """Begin spare time, because this member's share is announced."""
+        """Begin spare time, because this member's part of the round is done."""
         self._begun.set()
         self._free.set()
 
     def end(self) -> None:
-        """End it, because a round begins."""
+        """End spare time, because a round begins."""
         self._begun.clear()
         self._free.clear()
         if not self._pauses:
