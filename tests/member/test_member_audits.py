@@ -21,6 +21,7 @@ from aftermath.audit.replay import replay as honest_replay
 from aftermath.audit.start_weights import StartWeights
 from aftermath.member import state_roots
 from aftermath.member.rounds import judge
+from aftermath.optim.engine import outline_of
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.origin import Origin
@@ -98,7 +99,7 @@ def test_honest_results_of_all_tiers_match(
     tmp_path: Path, optimizer: dict[str, Any] | None, overlap: int
 ) -> None:
     async def scenario(sim: SimulatedRun) -> None:
-        for tier in (0, 0, 0, 0, 1):
+        for tier in (0, 0, 0, 0, 0, 1):
             sim.add(tier)
         await sim.until_finished()
 
@@ -122,7 +123,7 @@ def test_honest_bf16_results_match_with_same_bits(
     monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
 
     async def scenario(sim: SimulatedRun) -> None:
-        for tier in (0, 0, 0, 0, 1):
+        for tier in (0, 0, 0, 0, 0, 1):
             sim.add(tier)
         await sim.until_finished()
 
@@ -222,7 +223,7 @@ class Copies:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("members", "percent", "epochs"), [(4, 60, {1}), (3, 60, set()), (4, 0, set())]
+    ("members", "percent", "epochs"), [(5, 60, {1}), (4, 60, set()), (5, 0, set())]
 )
 def test_members_copy_only_what_can_be_audited(
     tmp_path: Path,
@@ -231,7 +232,7 @@ def test_members_copy_only_what_can_be_audited(
     percent: int,
     epochs: set[int],
 ) -> None:
-    # Nothing is drawn in a first epoch. A jury has three members besides the audited one.
+    # Nothing is drawn in a first epoch, or with a jury of fewer than four.
     copies = Copies(monkeypatch)
 
     async def scenario(sim: SimulatedRun) -> None:
@@ -497,9 +498,8 @@ def test_member_serving_no_juror_is_convicted(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_member_serving_single_blocks_is_not_convicted(tmp_path: Path) -> None:
+def test_member_serving_only_its_residual_is_not_convicted(tmp_path: Path) -> None:
     # Its auditor cannot tell a refusal from a bad line. docs/security.md lists this gap.
-    asked: dict[bytes, bytes] = {}
 
     async def scenario(sim: SimulatedRun) -> None:
         *_, sparing = [sim.add(0) for _ in range(5)]
@@ -507,22 +507,24 @@ def test_member_serving_single_blocks_is_not_convicted(tmp_path: Path) -> None:
         assert sparing.member is not None
         assert sparing.transport is not None
         serve = sparing.member._own_state._share.answer
+        outline = outline_of(sim.schema, 0)
 
         async def answer(peer: bytes, body: bytes) -> bytes:
-            if asked.setdefault(peer + body[:32], body) != body:
-                raise RequestRefused("one block is enough")
+            index = int.from_bytes(body[-4:], "little")
+            if not outline.place(index).name.startswith(RESIDUAL):
+                raise RequestRefused("the residual is enough")
             return await serve(peer, body)
 
         sparing.transport.handle(STATE_TOPIC, answer)
         await sim.until_finished()
 
-    sim = play(tmp_path, scenario, **RULES)
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES)
     *_, sparing = sim.sim_members
     assert sim.check() > 0
     assert not sim.members.forfeited
-    found = verdicts(sim, seat=seat_of(sim, sparing))
-    assert {event["verdict"] for event in found} == {"abstained"}
-    assert any("could not be fetched" in event["why"] for event in found)
+    abstained = verdicts(sim, seat=seat_of(sim, sparing))
+    assert {event["verdict"] for event in abstained} == {"abstained"}
+    assert any("could not be fetched" in event["why"] for event in abstained)
 
 
 @pytest.mark.slow
