@@ -17,6 +17,7 @@ from e2e.run_inputs import RunInputs
 from e2e.server_run import SCRIPT, ServerRun, ServerRunOptions
 from hostile.audited_run import CHEATING, EPOCHS, ROUND_SECONDS, RULES, play
 
+pytestmark = pytest.mark.timeout(3600)
 STEPS = {60: 24, 6: 84}
 """Steps by `verification_percent`. At 6 %, one of about 41 drawable results is drawn with 92 %."""
 

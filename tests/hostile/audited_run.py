@@ -11,6 +11,7 @@ from pathlib import Path
 from aftermath.rules.state import MemberState, RunState
 from e2e.cluster import TrainingCluster
 from e2e.event_log import Event
+from e2e.processes import PATIENCE
 from e2e.run_inputs import RunInputs
 
 CHEATING = Path(__file__).with_name("cheating_member.py")
@@ -88,11 +89,12 @@ def play(
         is_ejected = seat is not None and seat.state is MemberState.EJECTED
         return is_ejected or cluster.run.state is RunState.FINISHED
 
-    cluster.until(is_over, "the cheating member is ejected")
+    patience = PATIENCE + 15 * steps  # seconds
+    cluster.until(is_over, "the cheating member is ejected", patience)
     seat = cluster.chain_members.find(bytes(cheat.wallet))
     forfeited = cluster.chain_members.forfeited
     cheat.process.kill()  # or it would pay another bond and come back
-    cluster.until_run(lambda run: run.state is RunState.FINISHED, "the run finishes")
+    cluster.until(lambda: cluster.run.state is RunState.FINISHED, "the run finishes", patience)
     assert [member.process.wait() for member in others] == [0] * len(others)
     assert cluster.run.trained_steps == steps
     assert cluster.compare_replicas() > 0
