@@ -131,7 +131,7 @@ def honest_judgements(most: int, seconds: float) -> dict[str, Any]:
                 for way in HONEST_WAYS:
                     finding = judge(honest(trained), way, f"{seed} {name}".encode())
                     found[name].add(finding)
-                    if finding.verdict is not AuditVerdict.MATCH:
+                    if finding.verdict is AuditVerdict.MISMATCH:
                         place = {"seed": seed, "share": number, "tier": trained.share.tier}
                         alarms.append({"optimizer": name, **place, "reason": finding.reason})
         done = sum(counted.judgements for counted in found.values())
@@ -152,12 +152,14 @@ class Counted:
     def __init__(self) -> None:
         self.judgements = 0
         self.false_alarms = 0
+        self.undecided = 0
         self.largest = 0.0
 
     def add(self, finding: Finding) -> None:
         """Count a judgement."""
         self.judgements += 1
-        self.false_alarms += finding.verdict is not AuditVerdict.MATCH
+        self.false_alarms += finding.verdict is AuditVerdict.MISMATCH
+        self.undecided += finding.verdict is None
         self.largest = max(self.largest, finding.distance or 0.0)
 
     def figures(self) -> dict[str, Any]:
@@ -165,5 +167,6 @@ class Counted:
         return {
             "judgements": self.judgements,
             "false_alarms": self.false_alarms,
+            "undecided": self.undecided,
             "largest_distance": short(self.largest),
         }

@@ -22,9 +22,10 @@ from aftermath.audit.claim import (
     known_state,
     start_blocks,
 )
-from aftermath.audit.comparison import AuditVerdict, compare
+from aftermath.audit.comparison import BOUND, AuditVerdict, compare
 from aftermath.audit.judges import why_not_judge
-from aftermath.audit.replay import AuditedShare, NoResult, replay
+from aftermath.audit.replay import AuditedShare, NoResult, Replay, replay
+from aftermath.member.rounds.judge import REPEATED
 from aftermath.optim.engine import outline_of, state_like
 from aftermath.replica.options import Arithmetic
 from aftermath.replica.state_sharing import StateBlock
@@ -178,8 +179,7 @@ ALWAYS_FOUND = tuple(ATTACKS)[:-2]
 def judge(submission: Submission, way: Way, secret: bytes) -> Finding:
     """Judge a result like a member (`member.rounds.judge.Judge`), with all blocks at hand.
 
-    `secret` draws the blocks of the residual. A member that finds a mismatch replays once more,
-    which this leaves out.
+    `secret` draws the blocks of the residual.
     """
     share = submission.share
     claim = submission.claim
@@ -211,18 +211,31 @@ def _found(
     known: Mapping[str, Tensor] = {}
     if before:
         known = known_state(state_like(share.schema, share.tier), before).tensors
-    made = replay(replace(share, before=known), device=CPU, micro_batch=way.micro)
+    share = replace(share, before=known)
+    made = replay(share, device=CPU, micro_batch=way.micro)
     if isinstance(made, NoResult):
         return Finding(None, made.reason, None, cpu_seconds=0.0, fetched_bytes=0)
     comparison = compare(made, claim)
     distances = comparison.distances
+    verdict = comparison.verdict
+    if verdict is AuditVerdict.MISMATCH and not _repeats(share, made, max(1, way.micro // 2)):
+        verdict = None
     return Finding(
-        comparison.verdict,
+        verdict,
         comparison.reason,
         None if distances is None else distances.whole,
         cpu_seconds=0.0,
         fetched_bytes=0,
     )
+
+
+def _repeats(share: AuditedShare, first: Replay, micro: int) -> bool:
+    """Return whether a second replay, in other passes, is close to the first."""
+    second = replay(share, device=CPU, micro_batch=micro)
+    if isinstance(second, NoResult):
+        return False
+    own = claim_of(second.payloads, second.state)
+    return compare(first, own, BOUND * REPEATED).verdict is AuditVerdict.MATCH
 
 
 def _size(block: StateBlock) -> int:

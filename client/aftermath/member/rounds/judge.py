@@ -60,7 +60,7 @@ _LONGEST_PAUSE = 15.0
 _COPIES = 2  # copies of weights and optimizer state whose memory a replay and comparison need
 _NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds before a juror asks the auditor, so that the member can answer first
-_REPEATED = 0.25  # part of the bound within which two replays on one machine must agree
+REPEATED = 0.25  # part of the bound within which two replays on one machine must agree
 
 
 Key = tuple[int, int]
@@ -244,7 +244,7 @@ class Judge:
         second = await self._attempt(share, claim, commitment.passes, is_repeated=True)
         if isinstance(second, Judgement):
             return second
-        bound = bound_of(commitment.passes, schema) * _REPEATED
+        bound = bound_of(commitment.passes, schema) * REPEATED
         if not await self.spare_time.run(lambda _: _agree(first, second, bound)):
             return Judgement(
                 None,
