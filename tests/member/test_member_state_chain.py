@@ -349,7 +349,7 @@ def test_checker_receives_states_around_judged_round(tmp_path: Path) -> None:
 
     async def scenario(sim: SimulatedRun) -> None:
         nonlocal compared
-        for tier in (0, 0, 0, 0, 1):
+        for tier in (0, 0, 0, 0, 0, 1):
             sim.add(tier)
         chains = record_commitments(sim)
         await sim.until(lambda run: run.epoch == 1 and run.current.height == 3)

@@ -85,8 +85,8 @@ async def _no_verdict(*_: object, **__: object) -> None:
 
 
 async def _open_case_in_cooldown(sim: SimulatedRun) -> None:
-    """Accuse a member once the cooldown of epoch 1 began. Nobody votes."""
-    for _ in range(4):
+    """Let two of four jurors accuse a member once the cooldown of epoch 1 began."""
+    for _ in range(5):
         sim.add(0)
     await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
     for sim_member in sim.sim_members:
@@ -97,20 +97,22 @@ async def _open_case_in_cooldown(sim: SimulatedRun) -> None:
     header = run.round(height)
     assert header is not None
     target, auditor = min(drawn_results(run, sim.members, height).items())
-    accuser = next(
-        one for one in sim.sim_members if one.wallet == sim.members.seats[auditor].signer
-    )
-    instructions = CoordinatorInstructions(sim.chain.coordinator, accuser.key.pubkey())
+    second = next(seat for seat in range(5) if seat not in (target, auditor))
     at = RoundId(run.epoch, height, header.seed)
-    verify = instructions.verify(RUN_ID, auditor, at, target=target, mismatch=True)
-    sim.chain.send([verify], accuser.key)
+    for seat in (auditor, second):
+        accuser = next(
+            one for one in sim.sim_members if one.wallet == sim.members.seats[seat].signer
+        )
+        instructions = CoordinatorInstructions(sim.chain.coordinator, accuser.key.pubkey())
+        verify = instructions.verify(RUN_ID, seat, at, target=target, mismatch=True)
+        sim.chain.send([verify], accuser.key)
 
 
 @pytest.mark.slow
 def test_members_tick_no_cooldown_with_open_case(tmp_path: Path) -> None:
     tries: dict[int, float] = {}
 
-    async def story(sim: SimulatedRun) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
         await _open_case_in_cooldown(sim)
         for sim_member in sim.sim_members:
             _refuse_ticks(sim, sim_member, tries)
@@ -119,9 +121,9 @@ def test_members_tick_no_cooldown_with_open_case(tmp_path: Path) -> None:
         assert sim.model.checkpoint_step == sim.run.step
         assert min(tries.values()) >= deadline
 
-    rules = {"verification_percent": 100, "init_min_clients": 4, "min_clients": 3}
+    rules = {"verification_percent": 100, "init_min_clients": 5, "min_clients": 3}
     rules |= {"rounds_per_epoch": 4, "total_steps": 12, "waiting_for_members_extra_time": 20}
-    play(tmp_path, story, **rules)
+    play(tmp_path, scenario, **rules)
 
 
 _TWO = {

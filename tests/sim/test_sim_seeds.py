@@ -28,7 +28,7 @@ from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
 
 SHORT = 60.0
-EJECTED = 1
+EJECTED = 3
 """A seed whose attackers are ejected."""
 
 
