@@ -46,6 +46,8 @@ def test_first_member_back_waits_for_saved_steps_of_last(
     cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
     cluster.until_trains(last, 0, results=2)
     first.process.interrupt(60)
+    if _warnings(first, "the others will drop it"):
+        pytest.skip("the machine is too busy to leave within two seconds, so the epoch ends")
     trained = cluster.run.step
     cluster.until_run(lambda run: run.step > trained, "the last member trains alone")
     last.process.interrupt(60)
