@@ -176,17 +176,17 @@ ALWAYS_FOUND = tuple(ATTACKS)[:-2]
 # --- auditors
 
 
-def judge(submission: Submission, way: Way, secret: bytes) -> Finding:
+def judge(submission: Submission, way: Way, seed: bytes) -> Finding:
     """Judge a result like a member (`member.rounds.judge.Judge`), with all blocks at hand.
 
-    `secret` draws the blocks of the residual.
+    `seed` draws the blocks of the residual.
     """
     share = submission.share
     claim = submission.claim
     if why := why_not_judge(submission.passes, share.schema, CPU, compiles=False):
         return Finding(None, why, None, cpu_seconds=0.0, fetched_bytes=0)
     outline = outline_of(share.schema, share.tier)
-    sample = drawn_residual_blocks(outline, secret)
+    sample = drawn_residual_blocks(outline, seed)
     before: Mapping[int, StateBlock] = {}
     if share.before:
         before = claim_of({}, share.before, start_blocks(outline, share.schema, sample)).blocks
@@ -245,6 +245,6 @@ def _size(block: StateBlock) -> int:
 def findings(submission: Submission, seed: int) -> list[Finding]:
     """Return what an auditor finds in each way."""
     return [
-        judge(submission, way, f"auditor {number} of {seed}".encode())
-        for number, way in enumerate(WAYS)
+        judge(submission, way, f"draw {seed}".encode())  # all judges compare the same blocks
+        for way in WAYS
     ]

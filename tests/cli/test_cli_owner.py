@@ -480,22 +480,22 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     stranger = tmp_path / "stranger.json"
     create_wallet(grantor)
     create_wallet(stranger)
-    whom = ("kick", "--run-id", run_id, "--wallet", stranger)
+    kick = ("kick", "--run-id", run_id, "--wallet", stranger)
     assert owner("create-run", "--run-id", run_id, "--join-authority", grantor).code == 0
     assert (
         owner("update-config", "--run-id", run_id, "--config-path", run_dir / "config.toml").code
         == 0
     )
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    refused = owner(*whom).error
+    refused = owner(*kick).error
     key = str(load_wallet(stranger).pubkey)
     assert refused["code"] == "not-a-member"
     assert refused["error"] == f"wallet {key} ({stranger}) is not a member of run {run_id}"
     assert f"kick --run-id {run_id} --wallet {stranger} --bar" in refused["fix"]
     assert "show-run" in refused["fix"]
     assert "train" not in refused["fix"]
-    assert "only the owner of run" in Shell(owner.rpc, stranger)(*whom, "--bar").error["error"]
-    data = Shell(owner.rpc, grantor)(*whom, "--bar").data
+    assert "only the owner of run" in Shell(owner.rpc, stranger)(*kick, "--bar").error["error"]
+    data = Shell(owner.rpc, grantor)(*kick, "--bar").data
     assert (data["seat"], data["barred"]) == (None, True)
     assert owner("set-paused", "--run-id", run_id, "pause").code == 0
     outcome = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
@@ -504,7 +504,7 @@ def test_kick_by_owner_or_join_authority_removes_and_bars(
     lift = f"(kick without --bar): aftermath-solana kick --run-id {run_id} --wallet {key} --rpc"
     assert lift in outcome.out
     assert owner("set-paused", "--run-id", run_id, "resume").code == 0
-    assert owner(*whom).data["barred"] is False
+    assert owner(*kick).data["barred"] is False
     outcome = invoke("can-join", "--rpc", owner.rpc, "--run-id", run_id, "--address", stranger)
     assert "barred" not in outcome.out
 

@@ -47,7 +47,11 @@ def test_first_member_back_waits_for_saved_steps_of_last(
     cluster.until_trains(last, 0, results=2)
     first.process.interrupt(60)
     if _warnings(first, "the others will drop it"):
-        pytest.skip("the machine is too busy to leave within two seconds, so the epoch ends")
+        # On a busy machine, a stop has too little time to leave. Then the other member loses its
+        # quorum, and saves what both have trained.
+        cluster.until_run(lambda run: run.epoch == 1, "the epoch ends without the first member")
+        cluster.until(lambda: last.event_log.events_of("checkpoint"), "the last member saves it")
+        return
     trained = cluster.run.step
     cluster.until_run(lambda run: run.step > trained, "the last member trains alone")
     last.process.interrupt(60)

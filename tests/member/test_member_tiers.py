@@ -13,7 +13,7 @@ from aftermath.model.initial_weights import DUMMY_SEED, init_weights
 from aftermath.replica.origin import Origin
 from aftermath.replica.pass_size import PassSize
 from aftermath.rules.model import Checkpoint
-from aftermath.rules.state import CheckpointKind
+from aftermath.rules.state import CheckpointKind, RunState
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
 from member.short_runs import SHORT
@@ -89,12 +89,12 @@ def _play(keys: dict[str, Any], tmp_path: Path) -> None:
         sim_members = [sim.add(tier) for tier in (0, 1, 2, 2)]
         await sim.until_round(1)
         await sim.kill(sim_members[2])
-        await sim.until(lambda run: run.epoch == 1)
+        await sim.until(lambda run: run.state is RunState.COOLDOWN)
         sim.start(sim_members[2])
         await sim.until_finished()
 
     sim = play(tmp_path, scenario, config=config, **SHORT)
-    assert sim.check(dropped=[sim.sim_members[2]]) > 20
+    assert sim.check(dropped=[sim.sim_members[2]]) > 24
 
 
 def test_run_without_weights_starts_equal_from_seed(tmp_path: Path) -> None:

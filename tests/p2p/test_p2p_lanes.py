@@ -27,6 +27,21 @@ def link_to(node: IrohTransport, peer: bytes) -> Link:
     return link
 
 
+def publish_behind_gate(author: IrohTransport) -> tuple[bytes, bytes, threading.Event]:
+    """Publish a blob that is sent once the event is set. Return its data, its hash and the event."""
+    data = content(SIZE)
+    digest = author.publish(data)
+    author.retract(digest)
+    gate = threading.Event()
+
+    def read(offset: int, length: int) -> bytes:
+        gate.wait()
+        return data[offset : offset + length]
+
+    author.publish_source(digest, SIZE, read)
+    return data, digest, gate
+
+
 async def with_lanes(nodes: list[IrohTransport]) -> list[Link]:
     """Let each of two nodes fetch a blob, and return their links once all lanes are open."""
     for author, reader in (nodes, reversed(nodes)):
@@ -97,16 +112,7 @@ async def test_fetch_completes_when_its_lanes_close(mesh):
     nodes = await mesh(1, 2)
     reader, author = nodes
     links = await with_lanes(nodes)
-    data = content(SIZE)
-    digest = author.publish(data)
-    author.retract(digest)
-    gate = threading.Event()
-
-    def read(offset: int, length: int) -> bytes:
-        gate.wait()
-        return data[offset : offset + length]
-
-    author.publish_source(digest, SIZE, read)
+    data, digest, gate = publish_behind_gate(author)
     fetching = asyncio.create_task(reader.fetch(digest, SIZE, [author.node_id], 30))
     await until(lambda: all(lane.transfers for lane in links[0].lanes))
     for lane in links[0].lanes:
@@ -122,16 +128,7 @@ async def test_pause_of_author_counts_once_over_all_lanes(mesh, monkeypatch):
     reader, author = nodes
     links = await with_lanes(nodes)
     monkeypatch.setattr(Fetch, "_patience", lambda self, holder: 0.3)
-    data = content(SIZE)
-    digest = author.publish(data)
-    author.retract(digest)
-    gate = threading.Event()
-
-    def read(offset: int, length: int) -> bytes:
-        gate.wait()
-        return data[offset : offset + length]
-
-    author.publish_source(digest, SIZE, read)
+    data, digest, gate = publish_behind_gate(author)
     fetching = asyncio.create_task(
         reader.fetch(digest, SIZE, [author.node_id], 30, author=author.node_id)
     )

@@ -147,6 +147,11 @@ async def test_lent_blocks_are_served_without_their_member(
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     with pytest.raises(RequestRefused):
         await ask_block(juror, auditor.node_id, root, parts, 3, 10)
+    # The state after a result is also the one before the member's next result.
+    other = StateBlock(state.read(parts.place(3)), tuple(state.tree.proof(3)))
+    share.lend(root, copy_blocks({3: other}, 1, tmp_path / "lent"))
+    assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
+    assert await ask_block(juror, auditor.node_id, root, parts, 3, 10) == other
     share.keep_lent({root})
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     share.keep_lent({NOTHING})

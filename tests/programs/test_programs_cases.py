@@ -109,13 +109,17 @@ def test_jurors_that_left_still_count(world: World) -> None:
     assert run.members.seats[audit.target].state is MemberState.EJECTED
 
 
-def test_second_conviction_voids_second_result(world: World) -> None:
+def with_two_drawn_results(world: World) -> tuple[Scenario, Audit, Audit]:
+    """Return a run, and the audits of one member's results in two rounds."""
     run = audited(world, rounds=3)
     drawn = [audits.drawn_results(run.run, run.members, height) for height in (0, 1)]
     # Each round has four drawn results of seven. An auditor may have only one open case.
     target = next(one for one in drawn[0] if drawn[0][one] != drawn[1].get(one, drawn[0][one]))
-    first = audit_of(run, 0, target)
-    second = audit_of(run, 1, target)
+    return run, audit_of(run, 0, target), audit_of(run, 1, target)
+
+
+def test_second_conviction_voids_second_result(world: World) -> None:
+    run, first, second = with_two_drawn_results(world)
     shares = share_of(run, first) + share_of(run, second)
     vote(run, second.auditor, second).ok()
     convict(run, first)
@@ -126,17 +130,13 @@ def test_second_conviction_voids_second_result(world: World) -> None:
 
 
 def test_result_of_ejected_member_is_disputed_and_voided(world: World) -> None:
-    run = audited(world, rounds=3)
-    drawn = [audits.drawn_results(run.run, run.members, height) for height in (0, 1)]
-    target = next(one for one in drawn[0] if drawn[0][one] != drawn[1].get(one, drawn[0][one]))
-    first = audit_of(run, 0, target)
-    second = audit_of(run, 1, target)
+    run, first, second = with_two_drawn_results(world)
     shares = share_of(run, first) + share_of(run, second)
     convict(run, first)
     before = run.run.members_seq
     convict(run, second)
     assert run.run.members_seq == before
-    assert run.members.forfeited == 1 << target
+    assert run.members.forfeited == 1 << first.target
     assert sum(one.len for one in run.backlog) == sum(one.len for one in shares)
 
 

@@ -135,16 +135,20 @@ def compare(replay: Replay, claim: Claim, bound: float = BOUND) -> Comparison:
     except BadState as error:
         return _mismatch(f"the encoder cannot produce this private state: {error.message}")
     distances = Distances(*_residual_distances(replay, state, audited), _moments(replay, state))
-    fault = (
-        _wrong_entries(replay, state, audited, CERTAIN)
-        or _wrong_payload(replay, claim, state, audited)
-        or _wrong_counts(replay, state)
-        or _too_far(distances, CERTAIN * bound)
-    )
-    if fault:
-        return _mismatch(fault, distances)
-    doubt = _wrong_entries(replay, state, audited, 1.0) or _too_far(distances, bound)
+
+    def fault_beyond(bounds: float) -> str | None:
+        return (
+            _wrong_entries(replay, state, audited, bounds)
+            or _wrong_payload(replay, claim, state, audited)
+            or _wrong_counts(replay, state)
+            or _too_far(distances, bounds * bound)
+        )
+
+    doubt = fault_beyond(1.0)
     if doubt:
+        fault = fault_beyond(CERTAIN)
+        if fault:
+            return _mismatch(fault, distances)
         return Comparison(None, f"no machine can be certain: {doubt}", distances)
     return Comparison(
         AuditVerdict.MATCH,

@@ -281,9 +281,9 @@ async def relay(subject: Subject) -> Finding:
             "no relay is used: members have to reach each other directly",
             f"If they do not, {_NO_RELAY}",
         )
-    addresses = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
+    reached = await reachable_via_relay(chosen, subject.interface, RELAY_SECONDS)
     return relay_finding(
-        chosen, None if addresses is None else addresses.addresses, is_named=subject.relay != AUTO
+        chosen, None if reached is None else reached.addresses, is_named=subject.relay != AUTO
     )
 
 

@@ -487,8 +487,7 @@ def audits(subject: Subject) -> Finding | None:
     cost = audit_cost(subject.schema, rules, max(rules.init_min_clients, MIN_JURY + 1))
     if cost is None:
         return None
-    percent = rules.verification_percent
-    return fine(f"verification_percent {percent} means about {cost.in_words}")
+    return fine(f"verification_percent {rules.verification_percent} means about {cost.in_words}")
 
 
 def data(subject: Subject) -> Finding | None:

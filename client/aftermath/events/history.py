@@ -138,8 +138,8 @@ class Lifecycle:
 
     If a member starts again without an end of its last process, that process is marked as stopped
     if it was stopping, and as disappeared otherwise. A process that ended before it joined has no
-    mark. Several members' reports of
-    one incident become one mark. `name` returns a member's name in marks.
+    mark. Several members' reports of one incident become one mark. `name` returns a member's name
+    in marks.
     """
 
     def __init__(

@@ -83,7 +83,7 @@ class OwnState:
     async def offer(self, replica: Replica) -> None:
         """Copy the state with the last root, unless it was. Peers may request it after the reveal.
 
-        Raises Desync if there is no memory for a copy.
+        Raises Desync if the copy does not fit into memory or on the disk.
         """
         last_root = self.last_root
         if last_root is None or self._share.has(last_root.root):

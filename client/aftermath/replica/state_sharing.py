@@ -125,6 +125,12 @@ class StateShare:
         """Serve proven blocks of another member's state, because that member may stop serving
         them.
         """
+        # The state after a result is also the one before the next result.
+        earlier = self._lent.get(root)
+        if earlier is not None:
+            blocks = LentBlocks(
+                {**earlier.data, **blocks.data}, {**earlier.proofs, **blocks.proofs}
+            )
         self._lent[root] = blocks
 
     def keep_lent(self, roots: Collection[bytes]) -> None:

@@ -7,12 +7,12 @@ The jury of the result then votes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aftermath.base.bounded import U64_MAX
 from aftermath.rules import bitmap, committee
 from aftermath.rules.assignment import assign
-from aftermath.rules.limits import MAX_LEVELS
 from aftermath.rules.members import Members
 from aftermath.rules.run import Config, Interval, Round, RoundId, Run
 from aftermath.rules.state import MemberState
@@ -147,22 +147,12 @@ def can_be_drawn(run: Run, members: Members, header: Round, target: int) -> bool
     return jury(members, header, target).bit_count() >= MIN_JURY
 
 
-def judged_seats(run: Run, members: Members, header: Round, juror: int) -> list[int]:
-    """Return the seats whose results in a round of the running epoch `juror` may judge."""
-    electors = header.roster & members.judges
-    if not run.config.verification_percent or not header.established:
-        return []
-    if not bitmap.contains(electors, juror):
-        return []
-    tiers = [members.seats[seat].tier for seat in bitmap.seats(electors)]
-    judges = [sum(tier <= limit for tier in tiers) for limit in range(MAX_LEVELS)]
-    found = []
+def judged_seats(run: Run, members: Members, header: Round, juror: int) -> Iterator[int]:
+    """Yield the seats whose results in a round of the running epoch `juror` may judge."""
     for seat in bitmap.seats(header.roster):
-        tier = members.seats[seat].tier
-        others = judges[tier] - bitmap.contains(electors, seat)
-        if seat != juror and members.seats[juror].tier <= tier and others >= MIN_JURY:
-            found.append(seat)
-    return found
+        is_drawable = can_be_drawn(run, members, header, seat)
+        if is_drawable and bitmap.contains(jury(members, header, seat), juror):
+            yield seat
 
 
 def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:

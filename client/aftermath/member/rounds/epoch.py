@@ -7,6 +7,7 @@ weights by then.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from aftermath.data.source import Source
@@ -158,8 +159,8 @@ class Epoch:
         established = bool(self.rules.verification_percent and plan.header.established)
         return established and bitmap.contains(self.members.judges, self.start.seat)
 
-    def judged_seats(self, plan: RoundPlan) -> list[int]:
-        """Return the members whose results of a round this member may have to judge."""
+    def judged_seats(self, plan: RoundPlan) -> Iterator[int]:
+        """Yield the members whose results of a round this member may have to judge."""
         return judged_seats(self._feed.run, self.members, plan.header, self.start.seat)
 
     # --- plans ------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ class Judgement:
     reason: str
     is_hardware_fault: bool = False
     evidence: ProvenBlocks | None = None
-    """The blocks of both states that an auditor lends to the jury, if the verdict is a mismatch."""
+    """The fetched blocks of both states, which an auditor lends, if the verdict is a mismatch."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +252,7 @@ class Judge:
                 "it, or the hardware is faulty. If this warning repeats, check memory and GPU",
                 True,
             )
-        judgement = _judgement(second)
-        return replace(judgement, evidence=evidence) if lender is None else judgement
+        return replace(_judgement(second), evidence=evidence)
 
     def _share(
         self,
