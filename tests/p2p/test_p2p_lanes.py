@@ -28,7 +28,7 @@ def link_to(node: IrohTransport, peer: bytes) -> Link:
 
 
 def publish_behind_gate(author: IrohTransport) -> tuple[bytes, bytes, threading.Event]:
-    """Publish a blob that is sent once the event is set. Return its data, its hash and the event."""
+    """Publish a blob that is sent once an event is set. Return its data, its hash and the event."""
     data = content(SIZE)
     digest = author.publish(data)
     author.retract(digest)
