@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import torch
 
 from aftermath.audit.claim import Claim, claim_of
-from aftermath.audit.comparison import BOUND, AuditVerdict, Comparison, bound_of, compare
+from aftermath.audit.comparison import FP32_BOUNDS, AuditVerdict, Comparison, bounds_of, compare
 from aftermath.replica.exactness import exact_device
 from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.rules.optimizer import Optimizer
@@ -149,7 +149,7 @@ def audit(trained: TrainedShare, claim: Claim, way: Way) -> Comparison:
     torch.set_num_threads(way.threads)
     try:
         found = replayed(trained.share, way.micro, trained.arithmetic)
-        return compare(found, claim, bound_of(found.passes, found.share.schema))
+        return compare(found, claim, bounds_of(found.passes, found.share.schema))
     finally:
         torch.set_num_threads(1)
 
@@ -207,7 +207,7 @@ def attacks(
                 if not can_be_attacked(trained):
                     continue
                 known = replayed(trained.share, way.micro, arithmetic)
-                bound = bound_of(known.passes, known.share.schema)
+                bound = bounds_of(known.passes, known.share.schema)
                 for attack, counted in found.items():
                     possible = attack != "moments" or has_moments(optimizer)
                     if possible and counted.audits < audits:
@@ -245,7 +245,7 @@ def report(options: argparse.Namespace) -> dict[str, Any]:
     ratios = costs()
     by_optimizer = honest(options.audits, options.seconds)
     return {
-        "bound": BOUND,
+        "bound": FP32_BOUNDS.residual,
         "audits": sum(figures["audits"] for figures in by_optimizer.values()),
         "false_alarms": sum(figures["false_alarms"] for figures in by_optimizer.values()),
         "honest": by_optimizer,

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from aftermath.audit.claim import INDICES, RESIDUAL, VALUES, Claim, claim_of
-from aftermath.audit.comparison import BOUND, AuditVerdict, Comparison, compare
+from aftermath.audit.comparison import FP32_BOUNDS, AuditVerdict, Comparison, bounds_of, compare
 from aftermath.optim.blocks import UNUSED
 from audit.audited_rounds import CASES, last_share, members, shares
 
+BOUND = FP32_BOUNDS.residual
 REASONS = {
     "skip_1": "distance of the residual",
     "skip_3": "distance of the residual",
@@ -24,7 +25,7 @@ REASONS = {
     "other_sequences": "distance of the residual",
     "direction": "distance of the residual is 0.05,",
     "moments": "distance of the moments",
-    "other_payload": "payload of level 0 has other entries",
+    "other_payload": "payload of level 0 does not encode",
     "last_state": "distance of the residual",
     "other_root": "not part of the private state",
 }
@@ -39,7 +40,8 @@ ATTACKED = [
 
 def audited(trained: Any, claim: Claim, micro_batch: int = 3) -> Comparison:
     """Compare a claim with a replay, in other passes than the member's."""
-    return compare(members.replayed(trained.share, micro_batch), claim)
+    replay = members.replayed(trained.share, micro_batch)
+    return compare(replay, claim, bounds_of(replay.passes, replay.share.schema))
 
 
 def honest(trained: Any) -> Claim:
@@ -169,7 +171,7 @@ def test_rounded_transform_matches() -> None:
         (f"{VALUES}0.0", 0.3, "encoder cannot produce"),
         ("private.exp_avg/model.norm.weight", math.nan, "moments is inf"),
         ("private.exp_avg_sq/model.norm.weight", math.inf, "moments is inf"),
-        ("private.step/model.norm.weight", 7, "is 7 and not 24"),
+        ("private.step/model.norm.weight", 7, "is 7, but 24"),
     ],
 )
 def test_invalid_number_in_state_is_a_mismatch(name: str, number: float, reason: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from aftermath.audit.comparison import BOUND, AuditVerdict
+from aftermath.audit.comparison import FP32_BOUNDS, AuditVerdict
 from benchmarks.test_benchmarks_worth import module
 
 members = module("audited_members")
@@ -33,7 +33,7 @@ def test_each_auditor_finds_attack(trained: dict[int, Any], seed: int, attack: s
     submission = work.ATTACKS[attack](trained[seed])
     finding = work.judge(submission, work.WAYS[seed % 2], b"secret")
     assert finding.verdict is AuditVerdict.MISMATCH, finding.reason
-    assert finding.distance is None or finding.distance > 10 * BOUND
+    assert finding.distance is None or finding.distance > 10 * FP32_BOUNDS.residual
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -42,7 +42,7 @@ def test_honest_share_matches_in_all_ways(trained: dict[int, Any], seed: int) ->
         for finding in work.findings(work.honest(one), seed):
             assert finding.verdict is AuditVerdict.MATCH, finding.reason
             assert finding.distance is not None
-            assert finding.distance < BOUND / 5
+            assert finding.distance < FP32_BOUNDS.residual / 5
 
 
 def test_members_abstain_from_claimed_bf16_of_gpu(trained: dict[int, Any]) -> None:

@@ -23,7 +23,8 @@ from torch import Tensor
 
 from aftermath.__main__ import main as run_cluster_client
 from aftermath.audit.comparison import AuditVerdict
-from aftermath.member.rounds.judge import AuditedResult, Judge, Judgement
+from aftermath.audit.share_audit import Judgement
+from aftermath.member.rounds.judge import AuditedResult, Judge
 from aftermath.optim.engine import Trained
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica

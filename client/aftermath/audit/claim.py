@@ -54,6 +54,14 @@ class Claim:
         return None
 
 
+@dataclass(frozen=True)
+class ProvenBlocks:
+    """Proven blocks of a member's private state before and after its share."""
+
+    before: Mapping[int, StateBlock]
+    after: Mapping[int, StateBlock]
+
+
 def claim_of(
     payloads: Mapping[int, bytes],
     state: Mapping[str, Tensor],

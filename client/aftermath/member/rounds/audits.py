@@ -9,6 +9,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aftermath.audit.comparison import AuditVerdict
+from aftermath.audit.share_audit import Judgement
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
@@ -18,7 +19,7 @@ from aftermath.member.ports import Ports
 from aftermath.member.retry import Duty
 from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import Epoch
-from aftermath.member.rounds.judge import AuditedResult, Judge, Judgement, Key
+from aftermath.member.rounds.judge import AuditedResult, Judge, Key
 from aftermath.member.state_roots import OwnState
 from aftermath.rules import bitmap
 from aftermath.rules.audits import (

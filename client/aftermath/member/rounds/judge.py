@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 from safetensors import SafetensorError
@@ -19,15 +18,15 @@ from torch import Tensor
 
 from aftermath.audit.claim import (
     Claim,
+    ProvenBlocks,
     blocks_to_fetch,
-    claim_of,
     drawn_residual_blocks,
     known_state,
     start_blocks,
 )
-from aftermath.audit.comparison import AuditVerdict, Comparison, bound_of, compare
-from aftermath.audit.judges import why_not_judge
-from aftermath.audit.replay import AuditedShare, NoResult, Replay, replay
+from aftermath.audit.replay import AuditedShare
+from aftermath.audit.replay_devices import why_no_replay
+from aftermath.audit.share_audit import Judgement, ShareAudit
 from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import both, first_of
 from aftermath.base.rate_limit import Backoff
@@ -40,15 +39,10 @@ from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
 from aftermath.member.rounds.spare_time import SpareTime
 from aftermath.optim.engine import outline_of, state_like
-from aftermath.optim.interfaces import BadState
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.transport import TransportError
-from aftermath.replica.memory import free_bytes, is_out_of_memory
-from aftermath.replica.options import PLAIN, Arithmetic
-from aftermath.replica.pass_size import OutOfMemory
-from aftermath.replica.replica import Cancelled
+from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block
-from aftermath.replica.tier_memory import state_bytes
 from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
 from aftermath.rules.audits import judging_window
 from aftermath.rules.seal import masked
@@ -57,11 +51,7 @@ _BLOCK_SECONDS = 10.0
 _AT_ONCE = 4  # requests for blocks
 _FIRST_PAUSE = 1.0
 _LONGEST_PAUSE = 15.0
-_COPIES = 2  # copies of weights and optimizer state whose memory a replay and comparison need
-_NO_MEMORY = "this machine has too little memory for the replay"
 _LENDER_PAUSE = 3.0  # seconds before a juror asks the auditor, so that the member can answer first
-REPEATED = 0.25  # part of the bound within which two replays on one machine must agree
-
 
 Key = tuple[int, int]
 """Height of a result's round, and seat of its member."""
@@ -94,32 +84,6 @@ class AuditedResult:
             level: masked(found[level], self.candidate.key, level)
             for level in self.commitment.levels
         }
-
-
-@dataclass(frozen=True)
-class ProvenBlocks:
-    """Proven blocks of a member's private state before and after its share."""
-
-    before: Mapping[int, StateBlock]
-    after: Mapping[int, StateBlock]
-
-
-@dataclass(frozen=True)
-class Judgement:
-    """A member's verdict about a result, with its reason. `verdict` is None if it abstains."""
-
-    verdict: AuditVerdict | None
-    reason: str
-    is_hardware_fault: bool = False
-    evidence: ProvenBlocks | None = None
-    """The fetched blocks of both states, which an auditor lends, if the verdict is a mismatch."""
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    comparison: Comparison
-    replay: Replay | None
-    """None if the state before the share could not be restored."""
 
 
 class Judge:
@@ -163,7 +127,7 @@ class Judge:
     def _why_not(self, passes: PassSettings) -> str | None:
         """Return why this device cannot judge a share with these passes, or None."""
         compiles = self._epoch.start.replica.passes.arithmetic.compiled
-        return why_not_judge(passes, self._role.schema, self._device, compiles=compiles)
+        return why_no_replay(passes, self._role.schema, self._device, compiles=compiles)
 
     async def keep_weights(self, height: int) -> None:
         """Copy the weights that a round is trained from."""
@@ -235,24 +199,19 @@ class Judge:
             before = await self._prepare(lambda: known_state(like, evidence.before).tensors)
         claim = Claim(payloads, commitment.private.after, evidence.after)
         share = self._share(result, shared, before, sequences)
-        first = await self._attempt(share, claim, commitment.passes)
-        if isinstance(first, Judgement) or first.comparison.verdict is not AuditVerdict.MISMATCH:
-            return _judgement(first)
-        # Before it accuses, a member replays the share again: fp32 products in smaller passes, bf16
-        # products in the same passes. A faulty machine, a GPU whose bf16 products vary, or a share
-        # that rounding alone moves far gives two replays that differ. Then the member abstains.
-        second = await self._attempt(share, claim, commitment.passes, is_repeated=True)
+        audit = ShareAudit(
+            share, claim, commitment.passes, self._device, self._epoch.start.replica.at_once
+        )
+        first = await self.spare_time.run(audit.attempt)
+        if isinstance(first, Judgement):
+            return first
+        if not first.is_mismatch:
+            return first.judgement
+        second = await self.spare_time.run(partial(audit.attempt, is_repeated=True))
         if isinstance(second, Judgement):
             return second
-        bound = bound_of(commitment.passes, schema) * REPEATED
-        if not await self.spare_time.run(lambda _: _agree(first, second, bound)):
-            return Judgement(
-                None,
-                "two replays on this machine differ: rounding moves this share too far to judge "
-                "it, or the hardware is faulty. If this warning repeats, check memory and GPU",
-                True,
-            )
-        return replace(_judgement(second), evidence=evidence)
+        judgement = await self.spare_time.run(lambda _: audit.conclude(first, second))
+        return replace(judgement, evidence=evidence)
 
     def _share(
         self,
@@ -276,59 +235,6 @@ class Judge:
             travelling=bool(self._epoch.rules.overlap) and commitment.private.since == last,
             dummy_seed=start if self._dummy else None,
         )
-
-    async def _attempt(
-        self,
-        share: AuditedShare,
-        claim: Claim,
-        claimed: PassSettings,
-        *,
-        is_repeated: bool = False,
-    ) -> _Attempt | Judgement:
-        """Replay a share in spare time, and compare. Return why the member abstains if it cannot.
-
-        The replay has the precision that the member `claimed`. Unless that is fp32, its passes are
-        the member's too. A repeated replay in fp32 has smaller passes than the first.
-        """
-        exact = not claimed.is_fp32
-        micro_batch = claimed.micro_batch if exact else self._epoch.start.replica.at_once
-        if is_repeated and not exact:
-            per_step = -(-len(share.sequences) // max(1, share.schema.optimizer.inner_steps))
-            micro_batch = max(1, min(micro_batch, per_step) // 2)
-        arithmetic = PLAIN
-        if exact:
-            arithmetic = Arithmetic(bf16=claimed.products == "bf16", compiled=claimed.compiled)
-
-        def attempt(cancelled: threading.Event) -> _Attempt | Judgement:
-            # On a CPU the system would kill this member instead of refusing memory.
-            if free_bytes(self._device) < _COPIES * state_bytes(share.schema, share.tier):
-                return Judgement(None, _NO_MEMORY)
-            try:
-                found = replay(
-                    share,
-                    device=self._device,
-                    micro_batch=micro_batch,
-                    arithmetic=arithmetic,
-                    exact=exact,
-                    cancelled=cancelled,
-                )
-                if isinstance(found, NoResult):
-                    return Judgement(None, f"the replay has no result: {found.reason}")
-                if exact and found.passes != claimed:
-                    return Judgement(None, "this machine could not repeat the member's passes")
-                return _Attempt(compare(found, claim, bound_of(claimed, share.schema)), found)
-            except BadState as error:
-                reason = f"the encoder cannot produce the state before the share: {error.message}"
-                return _Attempt(Comparison(AuditVerdict.MISMATCH, reason, None), None)
-            except Cancelled:
-                raise
-            except Exception as error:
-                if isinstance(error, OutOfMemory) or is_out_of_memory(error):
-                    return Judgement(None, _NO_MEMORY)
-                # The inputs are another member's, and no error in them may end this member.
-                return Judgement(None, f"the replay failed: {type(error).__name__}: {error}")
-
-        return await self.spare_time.run(attempt)
 
     # --- what a replay needs
 
@@ -414,22 +320,3 @@ def _sample_seed(commitment: Commitment, seed: int) -> bytes:
     """Return the seed of the compared blocks of a residual, which is the same for all members."""
     # The seed of the draw is fixed after the result was recorded, so its member did not know it.
     return hashlib.sha256(b"audit" + seed.to_bytes(8, "little") + commitment.digest).digest()
-
-
-def _judgement(attempt: _Attempt | Judgement) -> Judgement:
-    if isinstance(attempt, Judgement):
-        return attempt
-    return Judgement(attempt.comparison.verdict, attempt.comparison.reason)
-
-
-def _agree(first: _Attempt, second: _Attempt, bound: float) -> bool:
-    """Return whether two attempts on one machine have the same verdict and equal replays.
-
-    Some GPU kernels add in any order, so replays are equal within a bound.
-    """
-    if first.comparison.verdict is not second.comparison.verdict:
-        return False
-    if first.replay is None or second.replay is None:
-        return first.replay is second.replay
-    own = claim_of(second.replay.payloads, second.replay.state)
-    return compare(first.replay, own, bound).verdict is AuditVerdict.MATCH
