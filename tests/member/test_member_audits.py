@@ -14,13 +14,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from aftermath.audit import claim, judges
+from aftermath.audit import claim, replay_devices, share_audit
 from aftermath.audit.claim import RESIDUAL
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay import replay as honest_replay
 from aftermath.audit.start_weights import StartWeights
 from aftermath.member import state_roots
-from aftermath.member.rounds import judge
 from aftermath.optim.engine import outline_of
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.options import Arithmetic
@@ -143,7 +142,7 @@ def test_other_devices_abstain_from_bf16_results(
 ) -> None:
     """A member that names another kind of device is neither convicted nor dropped."""
     monkeypatch.setattr(simulation, "Origin", BF16_ORIGIN)
-    monkeypatch.setattr(judges, "device_kind", lambda device: "a device of its own")
+    monkeypatch.setattr(replay_devices, "device_kind", lambda device: "a device of its own")
 
     async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
@@ -187,7 +186,7 @@ def test_audits_begin_no_replay_without_percentage(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("nothing is audited")
 
-    monkeypatch.setattr(judge, "replay", never)
+    monkeypatch.setattr(share_audit, "replay", never)
 
     async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
@@ -311,7 +310,7 @@ def test_faulty_hardware_convicts_nobody(tmp_path: Path, monkeypatch: pytest.Mon
         noise = torch.randint(64, share.sequences.shape, generator=draws)
         return honest_replay(replace(share, sequences=noise), **options)
 
-    monkeypatch.setattr(judge, "replay", replay)
+    monkeypatch.setattr(share_audit, "replay", replay)
 
     async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
@@ -335,7 +334,7 @@ def test_auditor_with_failing_replay_abstains(
     def replay(*_: object, **__: object) -> None:
         raise ZeroDivisionError("the state has a count of -1")
 
-    monkeypatch.setattr(judge, "replay", replay)
+    monkeypatch.setattr(share_audit, "replay", replay)
 
     async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
@@ -349,7 +348,7 @@ def test_auditor_with_failing_replay_abstains(
 
 @pytest.mark.slow
 def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(judge, "free_bytes", lambda device: 0)
+    monkeypatch.setattr(share_audit, "free_bytes", lambda device: 0)
 
     async def scenario(sim: SimulatedRun) -> None:
         for _ in range(5):
@@ -425,6 +424,32 @@ def test_cheating_member_is_ejected_and_others_train_on(
         assert sim.members.seats[seat_of(sim, one)].state is not MemberState.EJECTED
     assert any(one.saw("case_decided") for one in honest)
     assert sim.run.trained_steps == RULES["total_steps"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("height", [4, 6])
+def test_member_cheating_at_end_of_epoch_is_convicted_in_cooldown(
+    tmp_path: Path, height: int
+) -> None:
+    """Case and votes follow a result in later rounds, and an epoch has only eight."""
+    cheating = -1
+
+    async def scenario(sim: SimulatedRun) -> None:
+        nonlocal cheating
+        members = [sim.add(0) for _ in range(5)]
+        await sim.until_round(height, epoch=1)
+        corrupt_member(members[-1], train_other_data)
+        cheating = seat_of(sim, members[-1])
+        run = await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
+        assert not sim.members.forfeited
+        assert run.current.height == RULES["rounds_per_epoch"]
+        await sim.until(lambda run: bool(sim.members.forfeited) or run.epoch > 1)
+        await sim.kill(members[-1])
+        await sim.until_finished()
+
+    sim = play(tmp_path, scenario, **RULES)
+    assert sim.members.forfeited == 1 << cheating
+    assert sim.compare(sim.sim_members[:-1]) > 0
 
 
 def falsify_one_tensor(sim_member: SimMember) -> None:

@@ -401,6 +401,12 @@ class Member:
             self._ports, self._role, self._workers, self._options, self._carried, start
         )
         try:
+            await self._live_and_cool_down(rounds, replica)
+        finally:
+            await rounds.stop_audits()
+
+    async def _live_and_cool_down(self, rounds: Rounds, replica: Replica) -> None:
+        try:
             ended_run = await rounds.live()
         finally:
             # even if this member fell out because it was slow

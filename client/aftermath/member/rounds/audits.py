@@ -114,7 +114,7 @@ class Audits:
         feed = self._ports.feed
         while self._epoch.rules.verification_percent:
             run = feed.run
-            if self._epoch.is_running(run) and run.current.established:
+            if self._epoch.accepts_votes(run) and run.current.established:
                 self._report_decisions()
                 self._begin_audits(run)
                 await self._read_cases(run)
@@ -150,8 +150,9 @@ class Audits:
 
     async def _read_cases(self, run: Run) -> None:
         """Read the open cases once per round, and report the new ones."""
-        # A juror has four more rounds to vote.
-        if self._cases_read == run.current.height:
+        # Once per round is enough: votes stay open for VOTING_ROUNDS more. A cooldown has no rounds
+        # and few changes, so read them after each.
+        if self._cases_read == run.current.height and run.state.training:
             return
         try:
             cases = await self._ports.coordinator.cases()
@@ -244,7 +245,7 @@ class Audits:
 
     def _may_open(self, run: Run, height: int) -> bool:
         """Return whether cases about results of a round may be opened."""
-        return self._epoch.is_running(run) and height in auditable_heights(run)
+        return self._epoch.accepts_votes(run) and height in auditable_heights(run)
 
     async def _audit(self, result: AuditedResult, seed: int) -> None:
         """Judge a result that this member audits. Open a case if it does not match."""
@@ -270,7 +271,7 @@ class Audits:
         """Judge a disputed result and vote."""
 
         def may_vote(run: Run) -> bool:
-            return self._epoch.is_running(run) and case.is_open(run)
+            return self._epoch.accepts_votes(run) and case.is_open(run)
 
         judgement = await self._judged(result, seed, may_vote, case)
         if judgement.verdict is not None:

@@ -113,6 +113,11 @@ class Epoch:
         """Return whether the run is in a round of this epoch."""
         return self._still_ours(run) and run.epoch == self.number and run.state.training
 
+    def accepts_votes(self, run: Run) -> bool:
+        """Return whether the run is in a round or the cooldown of this epoch."""
+        in_cooldown = run.epoch == self.number and run.state is RunState.COOLDOWN
+        return self.is_running(run) or (self._still_ours(run) and in_cooldown)
+
     def given_up(self, run: Run) -> bool:
         """Return whether warm-up was abandoned, paused or restarted before the first round."""
         if self.height >= 0 or run.epoch != self.number:

@@ -56,13 +56,14 @@ class Rounds:
         self.time = Throughput(ports.events, time_for_results(rules), start.weight)
         self._epoch = epoch = Epoch(start, ports.feed, carried.results)
         self._tasks = BackgroundTasks(ports.events)
+        self._audit_tasks = BackgroundTasks(ports.events)  # these also run in the cooldown
         self._reading = Reading(ports, workers.read, carried.data)
         self._resolver = resolver = RoundResolver(
             ports, role.levels, carried.results, epoch, self._tasks
         )
         judge = Judge(ports, role, workers, carried, epoch, local_options)
         self._audits = Audits(
-            ports, carried.results, carried.own_state, epoch, judge, self._tasks.start
+            ports, carried.results, carried.own_state, epoch, judge, self._audit_tasks.start
         )
         self._applying = Applying(
             ports,
@@ -102,10 +103,10 @@ class Rounds:
         """Run the rounds until cooldown. Return the run then, or None after a failed warm-up.
 
         A member that finishes late may see the next epoch on chain: the returned run has this
-        epoch's number. Raises Desync if this member falls out.
+        epoch's number. Audits go on until `stop_audits`. Raises Desync if this member falls out.
         """
         epoch = self._epoch
-        self._tasks.start(self._audits.follow())
+        self._audit_tasks.start(self._audits.follow())
         try:
             while True:
                 run = await self._ports.feed.until(epoch.something_to_do)
@@ -122,6 +123,10 @@ class Rounds:
             self._results.evidence.on_pair = None
             self._reading.stop()
             await self._tasks.stop()
+
+    async def stop_audits(self) -> None:
+        """Stop to audit and to vote on cases of this epoch."""
+        await self._audit_tasks.stop()
 
     def are_of(self, run: Run) -> bool:
         """Return whether the run is in this epoch, and its rounds have begun."""
