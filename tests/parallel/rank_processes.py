@@ -21,7 +21,7 @@ from aftermath.optim.codec import decode_level
 from aftermath.optim.engine import Trained
 from aftermath.optim.inner_steps import InnerSteps
 from aftermath.optim.schema import build_schema
-from aftermath.optim.state_merkle import BlockSpan, block_of, tree_of
+from aftermath.optim.state_merkle import tree_of
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.launch import RankProcesses, launch_ranks
 from aftermath.parallel.mesh import Mesh
@@ -367,34 +367,6 @@ def same_results(ranks: Ranks, model: str, tier: int, kind: str, rounds: int = 2
         for replica in (alone, led):
             apply(replica, one.payloads)
     assert alone.hashes() == led.hashes()
-
-
-def block_is_read_meanwhile(alone: Replica, led: Replica, place: BlockSpan, count: int) -> None:
-    """Read a block while the ranks train. Assert that its bytes and the share's result equal those
-    of one rank.
-    """
-    state = alone.optimizer.state()
-    read = threading.Event()
-    blocks = list[bytes]()
-
-    class Waiting(threading.Event):
-        def is_set(self) -> bool:
-            assert read.wait(30)
-            return False
-
-    def ask() -> None:
-        blocks.append(led.optimizer.block(place))
-        read.set()
-
-    reader = threading.Thread(target=ask)
-    reader.start()
-    results = [
-        alone.train(share(count), RATE, RATE, threading.Event()),
-        led.train(share(count), RATE, RATE, Waiting()),
-    ]
-    reader.join()
-    assert blocks == [block_of(state, place)]
-    assert results[0].payloads == results[1].payloads
 
 
 def train_share(replica: Replica, number: int, measured: bool = False, count: int = 4) -> Trained:

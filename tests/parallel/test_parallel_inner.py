@@ -19,7 +19,7 @@ from aftermath.model.levels import is_hidden_matrix
 from aftermath.optim.gradient_clip import NonFiniteGradient
 from aftermath.optim.interfaces import BadState
 from aftermath.optim.schema import build_schema
-from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of
+from aftermath.optim.state_merkle import BLOCK
 from aftermath.parallel.group import Ranks
 from aftermath.parallel.sharded_inner import inner_shapes, split_moments
 from aftermath.replica.replica import Cancelled
@@ -29,7 +29,6 @@ from parallel.rank_processes import (
     WIDE,
     apply,
     bits,
-    block_is_read_meanwhile,
     inner_settings,
     replica_pair,
     same_inner_rounds,
@@ -174,7 +173,7 @@ def test_misshapen_inner_state_changes_nothing(ranks: Ranks, inner: str) -> None
 
 @pytest.mark.slow
 @pytest.mark.parametrize("inner", ["adamw", "muon"])
-def test_moment_blocks_are_read_from_their_ranks(
+def test_large_moments_have_one_root_over_all_ranks(
     ranks: Ranks, inner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MODELS, "wide", WIDE)
@@ -184,39 +183,20 @@ def test_moment_blocks_are_read_from_their_ranks(
     assert led.optimizer.sizes() == alone.optimizer.sizes()
     assert led.optimizer.tree().root == alone.optimizer.tree().root
     state = alone.optimizer.state()
-    names = [name for name in state if name.startswith("private.")]
-    assert max(state[name].nbytes for name in names) > BLOCK
-    for name in names:
-        for start in range(0, state[name].nbytes, BLOCK):
-            place = BlockSpan(name, start, min(start + BLOCK, state[name].nbytes))
-            assert led.optimizer.block(place) == block_of(state, place)
+    moments = [tensor for name, tensor in state.items() if name.startswith("private.")]
+    assert max(tensor.nbytes for tensor in moments) > BLOCK
+    assert bits(led.optimizer.state()) == bits(state)
 
 
 @pytest.mark.slow
-def test_missing_moments_are_not_read(ranks: Ranks) -> None:
+def test_ranks_hold_only_last_replicas_moments(ranks: Ranks) -> None:
     _, led = replica_pair(ranks, "llama", 0, 1, inner_settings("muon"))
-    place = BlockSpan("private.momentum/model.layers.0.mlp.up_proj.weight", 0, 4)
-    assert led.optimizer.block(place) == b"", "nothing was trained"
     train_share(led, 0)
-    assert len(led.optimizer.block(place)) == 4
     _, next_one = replica_pair(ranks, "llama", 0, 1, inner_settings("muon"))
-    assert led.optimizer.block(place) == b"", "the ranks hold another replica's"
-    with pytest.raises(RuntimeError, match="the state of another replica"):
-        led.optimizer.tree()
+    for read in (led.optimizer.tree, led.optimizer.state):
+        with pytest.raises(RuntimeError, match="the state of another replica"):
+            read()
     train_share(next_one, 0)
-
-
-@pytest.mark.slow
-def test_moment_block_is_readable_while_training(ranks: Ranks) -> None:
-    alone, led = replica_pair(ranks, "llama", 0, 1, inner_settings("muon"))
-    for replica in (alone, led):
-        train_share(replica, 0)
-    state = alone.optimizer.state()
-    name = "private.momentum/" + next(
-        name for name in sharded_inner(led)._plan.owned[1] if "proj" in name
-    )
-    place = BlockSpan(name, 0, state[name].nbytes)
-    block_is_read_meanwhile(alone, led, place, 6)
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from aftermath.optim.gradient_clip import clip_gradients, finite
 from aftermath.optim.interfaces import Backward, BadState, PseudoGradient
 from aftermath.optim.moe_bias import Balances, learnt, load_error, nothing_balances
 from aftermath.optim.rounding import to_fp32
-from aftermath.optim.state_merkle import BlockSpan
 
 GoAhead = Callable[[Mapping[str, Tensor], float], None]
 """Changes parameters by -rate times the signs of the residual."""
@@ -86,11 +85,6 @@ class GradientStep:
     def digests(self) -> list[bytes]:
         """Return no digests."""
         return []
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return no bytes: there are no blocks."""
-        del place
-        return b""
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Raise BadState if `state` is not empty."""

@@ -33,7 +33,7 @@ from aftermath.optim.parts import ReplicaParts, parts_of
 from aftermath.optim.result_format import ResultFormat
 from aftermath.optim.schema import Schema
 from aftermath.optim.state_checks import kind_of_state
-from aftermath.optim.state_merkle import BlockSpan, StateOutline, outline
+from aftermath.optim.state_merkle import StateOutline, outline
 
 T = TypeVar("T")
 MakeResult = Callable[[ResultFormat, int, Mapping[str, Tensor], float, Balances], Compressor]
@@ -174,12 +174,6 @@ class Engine:
         """Return the Merkle tree over the state's blocks. At least one share must be trained."""
         # in the order of tensor names
         return Tree([*self._step.digests(), *self._result.digests()])
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return the current bytes of a block of the state."""
-        part, dot, name = place.name.partition(".")
-        inside = place._replace(name=name)
-        return (self._step if part + dot == _PRIVATE else self._result).block(inside)
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each state tensor. At least one share must be trained."""

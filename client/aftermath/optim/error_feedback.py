@@ -27,7 +27,7 @@ from aftermath.optim.layout import LevelLayout, Part, level_layout
 from aftermath.optim.moe_bias import Balances, nothing_balances
 from aftermath.optim.result_format import ResultFormat, Transform
 from aftermath.optim.state_checks import check_state, state_sizes
-from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
+from aftermath.optim.state_merkle import digests_of
 from aftermath.optim.transform import (
     ZERO_BELOW,
     cells,
@@ -316,10 +316,6 @@ class ErrorFeedback:
     def digests(self) -> list[bytes]:
         """Return the digest of each block of the state."""
         return digests_of(self.state_tensors())
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return the bytes of one block of the state."""
-        return block_of(self.state_tensors(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises BadState, and changes nothing, if it does not fit

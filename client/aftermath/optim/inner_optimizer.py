@@ -23,7 +23,7 @@ from aftermath.optim.moments import (
     take_moments,
 )
 from aftermath.optim.muon import Muon, MuonSettings
-from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of
+from aftermath.optim.state_merkle import digests_of
 from aftermath.rules.optimizer import Optimizer
 from aftermath.rules.optimizers import AdamWAlone
 
@@ -101,10 +101,6 @@ class InnerOptimizer:
     def digests(self) -> list[bytes]:
         """Return the digest of each block of the moments."""
         return digests_of(self.state_tensors())
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return the bytes of one block of the moments."""
-        return block_of(self.state_tensors(), place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the moments. Raises BadState, and changes nothing, on a mismatch."""

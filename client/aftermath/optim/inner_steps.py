@@ -29,7 +29,6 @@ from aftermath.optim.inner_optimizer import (
 from aftermath.optim.interfaces import Backward, PseudoGradient
 from aftermath.optim.moe_bias import Balances, balance, learnt, nothing_balances
 from aftermath.optim.moments import copies_of
-from aftermath.optim.state_merkle import BlockSpan
 from aftermath.rules.optimizer import Optimizer
 
 _LARGEST_GRADIENT = 1e19  # the square of a larger one overflows fp32 and makes a moment infinite
@@ -180,10 +179,6 @@ class InnerSteps:
     def digests(self) -> list[bytes]:
         """Return the digest of each block of the moments."""
         return self._inner.digests()
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return the bytes of one block of the moments."""
-        return self._inner.block(place)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Restore the moments. Raises BadState, and changes nothing, on a mismatch."""

@@ -16,7 +16,6 @@ from torch import Tensor
 from aftermath.base.errors import AftermathError
 from aftermath.optim.layout import Part
 from aftermath.optim.level_votes import Votes
-from aftermath.optim.state_merkle import BlockSpan
 
 Loss = float | Tensor
 """A number, or a tensor on a GPU that is not read yet, because a read waits for the GPU."""
@@ -71,9 +70,6 @@ class Stateful(Protocol):
 
     def digests(self) -> list[bytes]:
         """Return the digests of the state's blocks (`optim.state_merkle`)."""
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return the bytes of a block of the state."""
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of each state tensor. At least one round must be trained."""

@@ -58,10 +58,6 @@ def out_of_memory(rank: int, device: object) -> OutOfMemory:
     )
 
 
-class StateReplaced(RuntimeError):
-    """The ranks now hold another object of this class."""
-
-
 class Sharded:
     """An object with one part on every rank. `Ranks.build` builds it."""
 
@@ -76,7 +72,7 @@ def on_all_ranks(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate
     """Run a method on every rank when the first one calls it. Return this rank's result.
 
     All ranks get the positional arguments: numbers, strings, bytes, lists and dicts. Keyword
-    arguments are the first rank's own, so the others get the defaults. Raises StateReplaced if the
+    arguments are the first rank's own, so the others get the defaults. Raises RuntimeError if the
     ranks hold another object by now.
     """
 
@@ -169,12 +165,12 @@ class Ranks:
         return instance if isinstance(instance, kind) else None
 
     def announce(self, target: Sharded, method: str, *arguments: Any) -> None:
-        """Have the other ranks run a method. Raises StateReplaced, and announces nothing, if they
+        """Have the other ranks run a method. Raises RuntimeError, and announces nothing, if they
         hold another object.
         """
         kind = type(target)
         if self.current(kind) is not target:
-            raise StateReplaced("the ranks now hold the state of another replica")
+            raise RuntimeError("the ranks now hold the state of another replica")
         _write_message([kind.__name__, method, arguments], _broadcast)
 
     def follow(self, kinds: Sequence[type[Sharded]]) -> NoReturn:

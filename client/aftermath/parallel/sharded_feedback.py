@@ -21,9 +21,9 @@ from aftermath.optim.interfaces import Measured, PseudoGradient
 from aftermath.optim.layout import Part, level_layout
 from aftermath.optim.schema import Schema
 from aftermath.optim.state_checks import check_state, state_sizes
-from aftermath.optim.state_merkle import BlockSpan, block_of, digests_of_summaries, summary_of
+from aftermath.optim.state_merkle import digests_of_summaries, summary_of
 from aftermath.parallel.feedback_split import Rows, parts_of, split_blocks
-from aftermath.parallel.group import Ranks, Sharded, StateReplaced, as_byte_tensor, on_all_ranks
+from aftermath.parallel.group import Ranks, Sharded, as_byte_tensor, on_all_ranks
 
 
 class ShardedFeedback(Sharded):
@@ -186,26 +186,6 @@ class ShardedFeedback(Sharded):
             for name in sorted(runs)
             for digest in digests_of_summaries(runs[name], self._sizes[name])
         ]
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return a block of the state from the ranks that hold it; empty if it is gone."""
-        try:
-            return self._read(*place)
-        except StateReplaced:
-            return b""
-
-    @on_all_ranks
-    def _read(self, name: str, start: int, stop: int) -> bytes:
-        """Return these bytes on the first rank. Each rank sends those that it holds, if any."""
-        own_start, own_stop, _ = self._span(self.ranks.rank, name)
-        first = max(start, own_start)
-        last = min(stop, own_stop)
-        data = b""
-        if first < last:
-            place = BlockSpan(name, first - own_start, last - own_start)
-            data = block_of(self._remembered_part(), place)
-        parts = self.ranks.gather({name: as_byte_tensor(data)})
-        return b"".join(part[name].numpy().tobytes() for part in parts)
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it does

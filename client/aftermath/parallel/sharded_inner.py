@@ -31,8 +31,8 @@ from aftermath.optim.moments import (
     states_of,
 )
 from aftermath.optim.schema import Schema
-from aftermath.optim.state_merkle import BLOCK, BlockSpan, block_of, digests_of
-from aftermath.parallel.group import Ranks, Sharded, StateReplaced, as_byte_tensor, on_all_ranks
+from aftermath.optim.state_merkle import BLOCK, digests_of
+from aftermath.parallel.group import Ranks, Sharded, as_byte_tensor, on_all_ranks
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -261,19 +261,6 @@ class ShardedInner(Sharded):
         gathered = {path: own for part in self.ranks.gather(digests) for path, own in part.items()}
         data = b"".join(gathered[path].numpy().tobytes() for path in sorted(gathered))
         return [data[at : at + DIGEST] for at in range(0, len(data), DIGEST)]
-
-    def block(self, place: BlockSpan) -> bytes:
-        """Return a block of a moment from the rank that holds it; empty if it is gone."""
-        try:
-            return self._read(*place)
-        except StateReplaced:
-            return b""
-
-    @on_all_ranks
-    def _read(self, name: str, start: int, stop: int) -> bytes:
-        """Return these bytes on the first rank. Ranks without the moment send none."""
-        own = as_byte_tensor(block_of(self.moments(), BlockSpan(name, start, stop)))
-        return b"".join(part[name].numpy().tobytes() for part in self.ranks.gather({name: own}))
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """Send a result of `state` to the ranks. Raises BadState, and changes nothing, if it is not
