@@ -64,7 +64,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
     """Raise OutputError, with this fix, unless the command `made_by` may create or replace this
     directory.
     """
-    check_is_directory(path.parent, fix)
+    check_can_be_directory(path.parent, fix)
     refuse_standard_output(path, fix)
     try:
         mode = path.lstat().st_mode
@@ -83,7 +83,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
         raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
 
 
-def check_is_directory(path: Path, fix: str = "Name a new directory") -> None:
+def check_can_be_directory(path: Path, fix: str = "Name a new directory") -> None:
     """Raise OutputError if the path is `-`, or if it or a parent exists and is not a directory."""
     refuse_standard_output(path, fix)
     for place in (path, *path.parents):

@@ -121,7 +121,7 @@ def try_audits(seed: int) -> Verdict:
 
 
 @dataclass(frozen=True)
-class Attacker:
+class CoalitionMember:
     """A member of the coalition, how it behaves, and its way of cheating."""
 
     sim_member: SimMember
@@ -208,17 +208,17 @@ class AuditTrial:
 
     # --- the coalition
 
-    def _attackers(self, sim: SimulatedRun) -> dict[int, Attacker]:
+    def _attackers(self, sim: SimulatedRun) -> dict[int, CoalitionMember]:
         """Return the members of the coalition by their seats."""
         attackers = {}
         for number, habits, cheat in self._scenario.coalition:
             sim_member = sim.sim_members[number]
             seat = sim.members.find(sim_member.wallet)
             assert seat is not None
-            attackers[seat] = Attacker(sim_member, habits, cheat)
+            attackers[seat] = CoalitionMember(sim_member, habits, cheat)
         return dict(sorted(attackers.items()))
 
-    async def _attack(self, sim: SimulatedRun, attackers: dict[int, Attacker]) -> None:
+    async def _attack(self, sim: SimulatedRun, attackers: dict[int, CoalitionMember]) -> None:
         """Act as the coalition until cancelled."""
         coalition = Coalition(
             self._rng,
@@ -249,7 +249,7 @@ class AuditTrial:
                     await sim.kill(attacker.sim_member)  # it would join again
             await asyncio.sleep(_POLL_S)
 
-    def _take_over(self, sim: SimulatedRun, seat: int, attacker: Attacker) -> None:
+    def _take_over(self, sim: SimulatedRun, seat: int, attacker: CoalitionMember) -> None:
         """Silence the verdicts of a member's own client, and falsify its training."""
 
         async def nothing(*_: object, **__: object) -> None:
