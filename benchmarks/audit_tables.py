@@ -18,14 +18,14 @@ judgement found the attack. False alarms about honest shares: {alarms}."""
 
 COST = """Cost of one result in 16 for a member of 8.5 M parameters on one CPU core, with shares of
 {tokens:,} tokens. *compute* is relative to the share. *uplink* is relative to a line of 110 Mb/s
-while the share trains; a round of *shortest round* makes it 5 %. *over results* compares the fetched
+while the share trains; a round of *shortest round* makes it 5%. *over results* compares the fetched
 bytes with the member's result, sent to seven peers."""
 
 
 def tables(found: Mapping[str, Any]) -> str:
     """Return how long each attack lasts under audits, and what audits cost."""
     rows = [_audited_attack(row) for row in found["audits"]]
-    heads = ("attack", "rounds at 6 %", "at 25 %")
+    heads = ("attack", "rounds at 6%", "at 25%")
     cost = found["audit_cost"]
     tokens = next(iter(cost.values()))["share_tokens"]
     costs = [

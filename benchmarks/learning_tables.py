@@ -171,13 +171,13 @@ def table_of_worth(measured: Mapping[str, Any]) -> str:
         "Eight members of the arm `outer-4-muon` compared with one machine with AdamW. *worth* is the\n"
         "time that one machine needs to reach a loss, divided by the time that eight members need.\n"
         "*step for 4* is the shortest step for which eight members are worth four. The brackets show\n"
-        "the range if worth is 10 % higher or lower."
+        "the range if worth is 10% higher or lower."
     )
     return f"{note}\n\n{table(heads, rows)}"
 
 
 def from_step(seconds: Sequence[float | None]) -> str:
-    """Return the step length for a worth: if members are worth 10 % more, as measured, 10
+    """Return the step length for a worth: if members are worth 10% more, as measured, 10
     % less.
     """
     more, same, less = seconds
@@ -244,7 +244,7 @@ def tables_of_arms(measured: Mapping[str, Any], elsewhere: Container[str] = ()) 
     parts = [
         "*held out* is the held-out loss in nats per byte after the longest training of each arm; steps\n"
         "are of one member. *bytes* is per parameter and step. Two trainings with different seeds differ\n"
-        f"in 95 % of cases by at most {apart['polar']} with Muon at the apply, {apart['machine']} for one\n"
+        f"in 95% of cases by at most {apart['polar']} with Muon at the apply, {apart['machine']} for one\n"
         f"machine, and {apart['mean']} with the mean or DisTrO.\n"
         "benchmarks/arms.toml describes each arm."
     ]
@@ -299,7 +299,7 @@ def has_curve(found: Mapping[str, Any]) -> bool:
 def _bytes_at_loss(size: str, lengths: Mapping[str, Any]) -> str:
     lines = [f"![loss by bytes](assets/experiments-{size}-bytes.svg)", ""]
     lines += [
-        f"- {int(steps):,} steps: bytes per parameter and step to reach AdamW's loss plus 1 %: {bytes_needed(one)}."
+        f"- {int(steps):,} steps: bytes per parameter and step to reach AdamW's loss plus 1%: {bytes_needed(one)}."
         for steps, one in lengths.items()
     ]
     return "\n".join(lines)
@@ -320,7 +320,7 @@ def _with_interval(gain: float, reach: float | None) -> str:
 def tables_of_unequal(measured: Mapping[str, Any], strips: Mapping[str, Any]) -> str:
     """Return how much unequal members gain from each other."""
     parts = [
-        "Gain in nats per byte of held-out loss, with a 95 % interval. `static` sends few numbers and\n"
+        "Gain in nats per byte of held-out loss, with a 95% interval. `static` sends few numbers and\n"
         "applies the mean; the other kinds send all numbers, with Muon inside and at the apply."
     ]
     parts.append("![held-out loss by tier](assets/experiments-unequal.svg)")

@@ -142,13 +142,13 @@ def table_of_hostile() -> Any:
     if done.returncode != 0 or audits is None:
         return None
     rows = json.loads((ROOT / "runs" / "hostile.json").read_text())
-    return rows | audits_of_hostile(load, audits)
+    return rows | audits_of_hostile(HOSTILE_AUDITS, load, audits)
 
 
-def audits_of_hostile(load: float, audits: dict[str, Any]) -> dict[str, Any]:
+def audits_of_hostile(command: str, load: float, audits: dict[str, Any]) -> dict[str, Any]:
     """Return what `benchmarks/hostile_audits.py` measured, with its command and machine."""
     measured = {
-        "command": HOSTILE_AUDITS,
+        "command": command,
         "machine": machine(),
         "load_before": round(load, 2),
     }
@@ -156,10 +156,12 @@ def audits_of_hostile(load: float, audits: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep_hostile_audits(load: float, audits: dict[str, Any]) -> None:
-    """Replace the figures about audits in the file `hostile`."""
+    """Replace the figures about audits that this process measured, in the file `hostile`."""
+    script = Path(sys.argv[0]).resolve().relative_to(ROOT)
+    command = shlex.join(["python", str(script), *sys.argv[1:]])
     file = MEASURED / "hostile.json"
     kept = json.loads(file.read_text())
-    kept["figures"] |= audits_of_hostile(load, audits)
+    kept["figures"] |= audits_of_hostile(command, load, audits)
     file.write_text(json.dumps(kept, indent=1) + "\n")
 
 

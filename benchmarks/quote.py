@@ -150,7 +150,7 @@ def networks() -> str:
         ),
         (
             f"waiting for data behind a {at_most}, of a round",
-            f"{data['http']['waited_percent']:.1f} %",
+            f"{data['http']['waited_percent']:.1f}%",
         ),
     ]
     return table(("what", "figure"), rows)
@@ -261,7 +261,7 @@ DIFFERENCES = {
     "other": "bf16 instead of fp32",
     "skip_1": "one of 30 inner steps left out",
     "skip_3": "three left out",
-    "direction": "5 % added along a fixed direction",
+    "direction": "5% added along a fixed direction",
     "other_data": "other data",
     "stale": "the weights of the round before",
 }

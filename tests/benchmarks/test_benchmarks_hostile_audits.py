@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +13,7 @@ from aftermath.audit.comparison import FP32_BOUNDS, AuditVerdict
 from benchmarks.test_benchmarks_worth import module
 
 members = module("audited_members")
-module("measure")
+measure = module("measure")
 module("plain_loop")
 module("step")
 work = module("hostile_work")
@@ -50,6 +53,22 @@ def test_members_abstain_from_claimed_bf16_of_gpu(trained: dict[int, Any]) -> No
     finding = work.judge(submission, work.WAYS[0], b"secret")
     assert finding.verdict is None
     assert finding.fetched_bytes == 0
+
+
+def test_kept_figures_name_the_command_that_measured_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "hostile.json"
+    file.write_text('{"figures": {"rows": [], "audits": [1]}}')
+    script = str(measure.ROOT / "benchmarks" / "hostile_audits.py")
+    monkeypatch.setattr(measure, "MEASURED", tmp_path)
+    monkeypatch.setattr(sys, "argv", [script, "--seeds", "3", "--keep"])
+    measure.keep_hostile_audits(0.5, {"audits": [2]})
+    figures = json.loads(file.read_text())["figures"]
+    assert figures["audits"] == [2]
+    assert figures["rows"] == []
+    command = figures["audits_measured"]["command"]
+    assert command == "python benchmarks/hostile_audits.py --seeds 3 --keep"
 
 
 def test_cheat_is_convicted_after_its_first_audit() -> None:

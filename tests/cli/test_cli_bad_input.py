@@ -355,7 +355,7 @@ def test_ctrl_c_ends_with_130(owner: Shell, run_id: str, run_dir: Path, tmp_path
     [
         (">/dev/full", "cannot write the output: No space left on device"),
         ("--json >/dev/full", "cannot write the output: No space left on device"),
-        ("--json >&-", "the standard output is closed"),
+        ("--json >&-", "standard output is closed"),
     ],
 )
 def test_command_with_unwritable_output_reports_error(where: str, sentence: str) -> None:

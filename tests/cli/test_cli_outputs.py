@@ -405,7 +405,7 @@ def test_dash_as_directory_is_refused(
         words += ["--port", taken.getsockname()[1]] if line is localnet else []
         refused = invoke(*words)
     assert refused.err.startswith(
-        "error: a directory cannot be written to the standard output\nfix: Name "
+        "error: a directory cannot be written to standard output\nfix: Name "
     )
     assert everything_in(home) == {}
 
@@ -480,7 +480,7 @@ def test_export_of_foreign_directory_is_refused_with_option(
         ("model/exported", "model/exported is inside the input directory"),
         ("file", "file is not a directory: nothing was changed"),
         ("file/new", "file is not a directory: nothing was changed"),
-        ("-", "a directory cannot be written to the standard output"),
+        ("-", "a directory cannot be written to standard output"),
     ],
 )
 def test_export_into_unfit_place_is_refused(

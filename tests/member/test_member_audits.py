@@ -429,9 +429,7 @@ def test_cheating_member_is_ejected_and_others_train_on(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("height", [4, 6])
-def test_member_cheating_at_end_of_epoch_is_convicted_in_cooldown(
-    tmp_path: Path, height: int
-) -> None:
+def test_late_cheat_is_convicted_in_cooldown(tmp_path: Path, height: int) -> None:
     """Case and votes follow a result in later rounds, and an epoch has only eight."""
     cheating = -1
 

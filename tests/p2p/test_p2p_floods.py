@@ -51,7 +51,7 @@ ONE = (3,)
 SEVERAL = (3, 4, 5)
 FLOOD_S = 2.0
 AGAIN_S = 1.0
-LOOK_S = 0.1
+POLL_S = 0.1
 TRIES = 3
 TRY_S = 10.0
 NEWCOMER_TRIES = 200
@@ -271,7 +271,7 @@ async def test_flood_is_bounded_and_others_are_answered(
             while time.monotonic() - began < lasts:
                 assert await victim.ask() <= TRIES
                 asks += 1
-                await asyncio.sleep(LOOK_S)
+                await asyncio.sleep(POLL_S)
                 now = await victim.figures()
                 peak = max(peak, now["memory"])
             seconds = time.monotonic() - began

@@ -10,7 +10,7 @@ import pytest
 from aftermath.p2p import connection_table, lanes, partial_download, peer_connection
 from aftermath.p2p.blob_fetch import Fetch
 from aftermath.p2p.iroh import IrohTransport
-from aftermath.p2p.lanes import LANES_FROM, MOST_LANES, TRANSFERS, lanes_for
+from aftermath.p2p.lanes import MAX_TRANSFERS_PER_LANE, MIN_LANE_BYTES, MOST_LANES, lanes_for
 from aftermath.p2p.partial_download import WORTH_STEALING_FROM_LANE, PartialBlob
 from aftermath.p2p.peer_connection import LANE_STREAMS_OPEN, STREAMS_SERVED, Link, greet
 from aftermath.p2p.wire import LANE_ALPN, CallRequest, ProtocolViolation, frame, frame_of
@@ -45,7 +45,7 @@ def publish_behind_gate(author: IrohTransport) -> tuple[bytes, bytes, threading.
 async def with_lanes(nodes: list[IrohTransport]) -> list[Link]:
     """Let each of two nodes fetch a blob, and return their links once all lanes are open."""
     for author, reader in (nodes, reversed(nodes)):
-        data = content(LANES_FROM, author.node_id[0])
+        data = content(MIN_LANE_BYTES, author.node_id[0])
         await reader.fetch(author.publish(data), len(data), [author.node_id], 30)
     links = [link_to(nodes[0], nodes[1].node_id), link_to(nodes[1], nodes[0].node_id)]
     await until(lambda: all(len(link.lanes) == MOST_LANES for link in links))
@@ -96,7 +96,7 @@ async def test_small_blob_opens_no_lane(mesh, monkeypatch):
     nodes = await mesh(1, 2)
     peers = list[bytes]()
     monkeypatch.setattr(connection_table.Links, "lanes", lambda self, peer: peers.append(peer))
-    data = content(LANES_FROM - 1)
+    data = content(MIN_LANE_BYTES - 1)
     await nodes[0].fetch(nodes[1].publish(data), len(data), [nodes[1].node_id], 30)
     assert not peers
 
@@ -143,9 +143,9 @@ async def test_small_transfers_choose_no_more_lanes_than_allowed(mesh):
     nodes = await mesh(1, 2)
     reader, author = nodes
     links = await with_lanes(nodes)
-    blobs = [content(LANES_FROM, number) for number in range(8)]
+    blobs = [content(MIN_LANE_BYTES, number) for number in range(8)]
     for lane in links[0].lanes:
-        lane.transfers = TRANSFERS - 1
+        lane.transfers = MAX_TRANSFERS_PER_LANE - 1
     most = 0
     work = Fetch._work
 
@@ -160,8 +160,8 @@ async def test_small_transfers_choose_no_more_lanes_than_allowed(mesh):
             reader.fetch(author.publish(data), len(data), [author.node_id], 30) for data in blobs
         ]
         assert await asyncio.gather(*fetches) == blobs
-    assert most == TRANSFERS
-    assert [lane.transfers for lane in links[0].lanes] == [TRANSFERS - 1] * MOST_LANES
+    assert most == MAX_TRANSFERS_PER_LANE
+    assert [lane.transfers for lane in links[0].lanes] == [MAX_TRANSFERS_PER_LANE - 1] * MOST_LANES
 
 
 async def test_peer_that_closes_lanes_is_dialled_a_few_times(opened, rogue, monkeypatch):
@@ -198,22 +198,22 @@ async def test_peer_that_closes_lanes_is_dialled_a_few_times(opened, rogue, monk
 
 async def test_lane_beyond_maximum_is_refused(opened, rogue):
     node = await opened(1)
-    cheat = await rogue(2)
-    connections = await rogue_with_lanes(cheat, node)
-    surplus = await open_lane(cheat, node, INSTANCE)
+    cheater = await rogue(2)
+    connections = await rogue_with_lanes(cheater, node)
+    surplus = await open_lane(cheater, node, INSTANCE)
     assert "no room" in await asyncio.wait_for(surplus.closed(), 10)
     assert not any(connection.close_reason() for connection in connections)
-    assert len(link_to(node, cheat.node_id).lanes) == MOST_LANES
+    assert len(link_to(node, cheater.node_id).lanes) == MOST_LANES
 
 
 @pytest.mark.parametrize("connected", [True, False])
 async def test_lane_without_link_of_same_process_is_refused(opened, rogue, connected):
     node = await opened(1)
-    cheat = await rogue(2)
-    node.set_members([cheat.node_id])
+    cheater = await rogue(2)
+    node.set_members([cheater.node_id])
     if connected:
-        await cheat.dial(node, instance=INSTANCE)
-    lane = await open_lane(cheat, node, b"j" * 16)
+        await cheater.dial(node, instance=INSTANCE)
+    lane = await open_lane(cheater, node, b"j" * 16)
     assert "no room" in await asyncio.wait_for(lane.closed(), 10)
 
 
@@ -227,27 +227,27 @@ async def test_stranger_cannot_open_lane(opened, rogue):
 
 async def test_violation_on_lane_bans_peer_once(opened, rogue):
     node = await opened(1)
-    cheat = await rogue(2)
-    link, *lanes_of_cheat = await rogue_with_lanes(cheat, node)
-    stream = await lanes_of_cheat[1].open_bi()
+    cheater = await rogue(2)
+    link, *lanes_of_cheater = await rogue_with_lanes(cheater, node)
+    stream = await lanes_of_cheater[1].open_bi()
     await stream.send().write_all(frame(b"no request"))
-    for connection in (link, *lanes_of_cheat):
+    for connection in (link, *lanes_of_cheater):
         await asyncio.wait_for(connection.closed(), 10)
     await until(lambda: node.stats().violations == 1)
-    assert node._links._bans.seconds_left(cheat.node_id) > 0
+    assert node._links._bans.seconds_left(cheater.node_id) > 0
 
 
 async def test_violation_in_greeting_of_lane_closes_its_link(opened, rogue):
     node = await opened(1)
-    cheat = await rogue(2)
-    link, *_ = await rogue_with_lanes(cheat, node)
-    link_to(node, cheat.node_id).lanes[0].close(peer_connection.Code.DONE, "make room")
-    lane = await cheat.endpoint.connect(node._endpoint.addr(), LANE_ALPN)
+    cheater = await rogue(2)
+    link, *_ = await rogue_with_lanes(cheater, node)
+    link_to(node, cheater.node_id).lanes[0].close(peer_connection.Code.DONE, "make room")
+    lane = await cheater.endpoint.connect(node._endpoint.addr(), LANE_ALPN)
     stream = await lane.open_bi()
     await stream.send().write_all(frame(b"no greeting"))
     await asyncio.wait_for(link.closed(), 10)
     await until(lambda: node.stats().violations == 1)
-    assert node._links._bans.seconds_left(cheat.node_id) > 0
+    assert node._links._bans.seconds_left(cheater.node_id) > 0
 
 
 async def test_violation_in_answer_on_lane_closes_its_link(opened, monkeypatch):
@@ -280,9 +280,9 @@ async def test_given_up_bytes_are_limited_over_all_lanes(mesh):
 async def test_served_streams_are_limited_over_all_lanes(opened, rogue):
     node = await opened(1)
     other = await opened(3)
-    cheat = await rogue(2)
-    connections = await rogue_with_lanes(cheat, node)
-    join([node, other], cheat.node_id)
+    cheater = await rogue(2)
+    connections = await rogue_with_lanes(cheater, node)
+    join([node, other], cheater.node_id)
     served = 0
 
     async def slow(peer: bytes, body: bytes) -> bytes:
@@ -310,8 +310,8 @@ async def test_served_streams_are_limited_over_all_lanes(opened, rogue):
 async def test_unread_bytes_are_limited_over_all_lanes(opened, rogue, monkeypatch):
     monkeypatch.setattr(peer_connection, "MOST_UNREAD", 3 << 20)
     node = await opened(1)
-    cheat = await rogue(2)
-    connections = await rogue_with_lanes(cheat, node)
+    cheater = await rogue(2)
+    connections = await rogue_with_lanes(cheater, node)
     for connection in connections:
         # These fit one connection, but not all of them.
         for _ in range(2):
@@ -343,4 +343,4 @@ def test_spread_cuts_waiting_ranges_until_all_workers_have_one() -> None:
     tiny = PartialBlob.of(WORTH_STEALING_FROM_LANE - 1)
     tiny.spread(4)
     assert len(tiny.todo) == 1
-    assert partial_download.RANGE > lanes.LANES_FROM
+    assert partial_download.RANGE > lanes.MIN_LANE_BYTES

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aftermath.chain import views
-from aftermath.rules import assignment, audits, bitmap
+from aftermath.rules import assignment, audits, bitmap, committee
 from aftermath.rules.audits import Case
 from aftermath.rules.run import Interval, RoundId
 from programs.harness import Outcome, World
@@ -33,7 +33,8 @@ class Audit:
 
     @property
     def decisive(self) -> int:
-        return audits.votes_to_convict(len(self.jury))
+        """Return the number of equal votes that decide a case about the result."""
+        return committee.quorum(len(self.jury))
 
 
 def start_established(

@@ -72,10 +72,10 @@ def test_draw_waits_for_seed_fixed_after_recording() -> None:
     """A seed gives the same draw as `next_seed` and, one round later, as the round's seed."""
     undrawn = at_height(3, range(5), seed_slot=8)
     assert audits.auditable_heights(undrawn) == (0,)
-    assert audits.draw_seed(undrawn, 1) is None
+    assert audits.seed_of_draw(undrawn, 1) is None
     drawn = at_height(3, range(5), next_seed=77)
     later = at_height(4, range(5), seed=77)
-    assert audits.draw_seed(drawn, 1) == audits.draw_seed(later, 1) == 77
+    assert audits.seed_of_draw(drawn, 1) == audits.seed_of_draw(later, 1) == 77
 
 
 @pytest.mark.parametrize("state", [RunState.WARMUP, RunState.PAUSED, RunState.FINISHED])
@@ -161,11 +161,6 @@ def test_jury_counts_members_that_left() -> None:
     left = replace(table.seats[1], state=MemberState.WITHDRAWN)
     without = replace(table, seats=(table.seats[0], left, *table.seats[2:]), healthy=0b11101)
     assert audits.jury(without, builders.header(0b11111), 0) == 0b11110
-
-
-@pytest.mark.parametrize(("jurors", "votes"), [(4, 3), (5, 4), (6, 4), (9, 6), (255, 170)])
-def test_two_thirds_of_jury_decide(jurors: int, votes: int) -> None:
-    assert audits.votes_to_convict(jurors) == votes
 
 
 def test_case_is_open_for_four_whole_rounds() -> None:

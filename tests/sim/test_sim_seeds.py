@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 
 from aftermath.model.save_checkpoint import write_checkpoint
+from aftermath.rules.audits import can_be_drawn
+from aftermath.rules.state import EstablishedOnly, RunState
 from aftermath.sim import __main__ as command
 from aftermath.sim import invariants
 from aftermath.sim import seed as trial
@@ -26,9 +28,10 @@ from aftermath.sim.invariants import Invariants, check_pace
 from aftermath.sim.seed import draw, try_seed
 from aftermath.sim.setup import CONFIG
 from aftermath.sim.simulation import SimulatedRun, play
+from rules.builders import config, header, members, run, seat
 
 SHORT = 60.0
-EJECTED = 3
+EJECTED = 4
 """A seed whose attackers are ejected."""
 
 
@@ -87,6 +90,18 @@ def test_attackers_of_audited_runs_are_minority() -> None:
         assert chosen
         assert is_minority(chosen, dict(enumerate(scenario.tiers)))
         assert scenario.restarts not in chosen
+
+
+def test_every_result_of_audited_runs_can_be_drawn() -> None:
+    for number in range(100):
+        scenario = draw_audits(number)
+        everyone = (1 << len(scenario.tiers)) - 1
+        table = {index: seat(index, tier=tier) for index, tier in enumerate(scenario.tiers)}
+        established = members(table, judges=everyone, established=everyone)
+        audited = run(RunState.ROUND_TRAIN, config=config(**dict(scenario.rules)))
+        round_header = header(everyone, established=EstablishedOnly.WITNESS)
+        for target in table:
+            assert can_be_drawn(audited, established, round_header, target), scenario.describe()
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
 """Audits: train another member's share again, and compare the result with what it committed to.
 
-It does not choose who is audited, fetches nothing and punishes nobody.
+It does not choose results, fetch states or eject members.
 """

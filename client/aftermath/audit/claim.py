@@ -1,8 +1,8 @@
 """A member's claim: its result, and proven blocks of the private state that it committed to.
 
-An auditor fetches all blocks of the moments, a few blocks of the residual, and the blocks that
-hold the entries chosen from those residual blocks. `claim_of` returns the claim of a complete
-state.
+An auditor fetches all blocks of the moments and a few blocks of the residual. It also fetches the
+blocks with the entries that were chosen from those residual blocks. `claim_of` returns the claim of
+a complete state.
 """
 
 from __future__ import annotations
@@ -98,13 +98,13 @@ def blocks_to_fetch(
     """
     spans = [state_outline.place(index) for index in residual_blocks]
     entries = [part for span in spans for part in _entries_of(span, results)]
-    found = []
+    indices = []
     for index in range(state_outline.count):
-        place = state_outline.place(index)
-        is_moment = not place.name.startswith(RESULT)
-        if is_moment or place in spans or any(_overlap(place, part) for part in entries):
-            found.append(index)
-    return found
+        span = state_outline.place(index)
+        is_moment = not span.name.startswith(RESULT)
+        if is_moment or span in spans or any(_overlap(span, part) for part in entries):
+            indices.append(index)
+    return indices
 
 
 def start_blocks(
@@ -125,9 +125,9 @@ def start_blocks(
 def drawn_residual_blocks(state_outline: StateOutline, seed: bytes) -> list[int]:
     """Return up to RESIDUAL_BLOCKS indices of blocks of the residual.
 
-    The first 8 bytes of the seed draw them. A member must not know the seed when it commits to its
-    state, because it could falsify all other blocks. All jurors must use the same seed. Otherwise
-    jurors whose blocks are correct convict an auditor that found a false one.
+    Only the first 8 bytes of `seed` are used. A member must not know the seed when it commits to
+    its state, because it could falsify all other blocks. All jurors must use the same seed.
+    Otherwise jurors whose blocks are correct convict an auditor that found a false one.
     """
     blocks = [
         index
@@ -143,7 +143,7 @@ def _entries_of(span: BlockSpan, results: ResultFormat) -> list[BlockSpan]:
     if not span.name.startswith(RESIDUAL):
         raise ValueError(f"{span.name} is not part of the residual")
     where = span.name.removeprefix(RESIDUAL)
-    group = group_of(results, where)
+    group = _group_of(results, where)
     row = group.block * torch.float32.itemsize
     first = span.start // row
     last = -(-span.stop // row)
@@ -154,7 +154,7 @@ def _entries_of(span: BlockSpan, results: ResultFormat) -> list[BlockSpan]:
     ]
 
 
-def group_of(results: ResultFormat, where: str) -> Group:
+def _group_of(results: ResultFormat, where: str) -> Group:
     """Return the group of blocks that the tensors named `LEVEL.GROUP` belong to."""
     level, group = map(int, where.split("."))
     return level_layout(results, level).groups[group]
@@ -166,7 +166,7 @@ def _overlap(one: BlockSpan, other: BlockSpan) -> bool:
 
 @dataclass(frozen=True)
 class KnownState:
-    """A private state of which some bytes are known.
+    """A partly known private state.
 
     Unknown numbers of the residual are zero, and unknown entries are unused.
     """

@@ -16,7 +16,7 @@ AUDIT_OVER_SHARE = 1.8
 
 @dataclass(frozen=True)
 class AuditCost:
-    """The cost of audits without accusations. An accusation takes the auditor a second replay."""
+    """The cost of audits without accusations. An accusation costs the auditor a second replay."""
 
     compute: float
     """Time for the audits of others, over that for this member's own shares."""

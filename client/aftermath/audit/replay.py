@@ -73,7 +73,7 @@ class Replay:
     losses: tuple[float, ...]
     """Mean loss of each inner step."""
     passes: PassSettings
-    """What the replay's passes computed with."""
+    """Precision and device of the replay's passes."""
 
 
 @dataclass(frozen=True)
@@ -168,12 +168,12 @@ class _MeasuringFeedback(ErrorFeedback):
         """Record the norms, and return the result per held level."""
         payloads = super().compress(gradient)
         for level in payloads:
-            self._block_norms[level] = block_norms_of(gradient, level_layout(self._format, level))
+            self._block_norms[level] = _block_norms_of(gradient, level_layout(self._format, level))
         return payloads
 
 
 @torch.no_grad()
-def block_norms_of(gradient: PseudoGradient, layout: LevelLayout) -> list[Tensor]:
+def _block_norms_of(gradient: PseudoGradient, layout: LevelLayout) -> list[Tensor]:
     """Return the norm of each block of a pseudo-gradient: fp32 [blocks] per group, on the CPU."""
     norms = [torch.zeros(group.blocks) for group in layout.groups]
     for part in layout.parts:

@@ -1,7 +1,7 @@
 """Check and replace the files and directories that commands write.
 
-No command replaces what it does not recognise. It recognises a directory by its mark or its names,
-and a file by its first bytes. A directory written as a whole, such as a checkpoint, holds MARK with
+Commands replace only what they recognise. They recognise a directory by its mark or its names, and
+a file by its first bytes. A directory written as a whole, such as a checkpoint, holds MARK with
 the command's name, and the size and modification time of all files. Only the same command replaces
 it, and only if no file was added or changed.
 """
@@ -30,7 +30,7 @@ STANDARD_OUTPUT = "-"
 _PROTECTED = "protected"
 _MARK_BYTES = 1 << 20
 _HEAD_BYTES = 4096
-_LEAVE = "nothing was changed"
+_UNCHANGED = "nothing was changed"
 
 
 class OutputError(AftermathError):
@@ -52,9 +52,9 @@ def refuse_inputs(output: Path, inputs: Iterable[Path], fix: str) -> None:
     for path in inputs:
         source = path.resolve()
         if target == source:
-            raise OutputError(f"{output} is an input of this command: {_LEAVE}", fix)
+            raise OutputError(f"{output} is an input of this command: {_UNCHANGED}", fix)
         if source.is_dir() and target.is_relative_to(source):
-            raise OutputError(f"{output} is inside the input directory {path}: {_LEAVE}", fix)
+            raise OutputError(f"{output} is inside the input directory {path}: {_UNCHANGED}", fix)
 
 
 # --- directories ---
@@ -64,7 +64,7 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
     """Raise OutputError, with this fix, unless the command `made_by` may create or replace this
     directory.
     """
-    check_is_directory(path.parent, fix)
+    check_can_be_directory(path.parent, fix)
     refuse_standard_output(path, fix)
     try:
         mode = path.lstat().st_mode
@@ -74,28 +74,28 @@ def check_directory(path: Path, made_by: str, fix: str = "Name a new directory")
         raise OutputError(f"cannot write {path}: {error.strerror}", fix) from None
     if not stat.S_ISDIR(mode):
         kind = "a symbolic link" if stat.S_ISLNK(mode) else "not a directory"
-        raise OutputError(f"{path} exists and is {kind}: {_LEAVE}", fix)
+        raise OutputError(f"{path} exists and is {kind}: {_UNCHANGED}", fix)
     if Path.cwd().is_relative_to(path.resolve()):
-        raise OutputError(f"{path} is or contains the current directory: {_LEAVE}", fix)
+        raise OutputError(f"{path} is or contains the current directory: {_UNCHANGED}", fix)
     try:
         _require_unchanged(path, made_by, fix)
     except OSError as error:
         raise OutputError(f"cannot read {path}: {error.strerror}", fix) from None
 
 
-def check_is_directory(path: Path, fix: str = "Name a new directory") -> None:
+def check_can_be_directory(path: Path, fix: str = "Name a new directory") -> None:
     """Raise OutputError if the path is `-`, or if it or a parent exists and is not a directory."""
     refuse_standard_output(path, fix)
     for place in (path, *path.parents):
         # unlike Path.exists, these do not raise for a path that cannot be read
         if os.path.exists(place) and not os.path.isdir(place):
-            raise OutputError(f"{place} is not a directory: {_LEAVE}", fix)
+            raise OutputError(f"{place} is not a directory: {_UNCHANGED}", fix)
 
 
 def refuse_standard_output(directory: Path, fix: str = "Name a new directory") -> None:
     """Raise OutputError for `-`. Call it before the path is made absolute."""
     if str(directory) == STANDARD_OUTPUT:
-        raise OutputError("a directory cannot be written to the standard output", fix)
+        raise OutputError("a directory cannot be written to standard output", fix)
 
 
 def _require_unchanged(directory: Path, made_by: str, fix: str) -> None:
@@ -108,12 +108,12 @@ def _require_unchanged(directory: Path, made_by: str, fix: str) -> None:
             continue
         if not regular or entry.name not in files:
             raise OutputError(
-                f"{directory} holds {entry.name}, which {made_by} did not write: {_LEAVE}",
+                f"{directory} holds {entry.name}, which {made_by} did not write: {_UNCHANGED}",
                 f"{fix}, or move the files away",
             )
         if files[entry.name] != _record(status):
             raise OutputError(
-                f"{entry} has changed since {made_by} wrote it: {_LEAVE}",
+                f"{entry} has changed since {made_by} wrote it: {_UNCHANGED}",
                 f"{fix}, or move {directory} away",
             )
 
@@ -192,9 +192,7 @@ def is_protected(directory: Path) -> bool:
 
 
 def replace_directory(new: Path, target: Path, made_by: str) -> None:
-    """Rename the directory `new` to `target`, whose earlier version is removed. Raises as
-    `check_directory` does.
-    """
+    """Move `new` to `target`, and delete the old `target`. Raises as `check_directory` does."""
     check_directory(target, made_by)
     if not target.exists():
         new.rename(target)
@@ -227,12 +225,13 @@ def check_names(directory: Path, names: str, what: str) -> None:
     """
     if directory.is_symlink():
         raise OutputError(
-            f"{directory} is a symbolic link: {_LEAVE}", "Name the directory itself, or another one"
+            f"{directory} is a symbolic link: {_UNCHANGED}",
+            "Name the directory itself, or another one",
         )
     for entry in sorted(directory.iterdir()):
         if re.fullmatch(names, entry.name) is None:
             raise OutputError(
-                f"{directory} holds {entry.name}, which does not belong to {what}: {_LEAVE}",
+                f"{directory} holds {entry.name}, which does not belong to {what}: {_UNCHANGED}",
                 "Name another directory, or move that file away",
             )
 
@@ -257,7 +256,7 @@ def empty_directory(directory: Path, names: str, what: str, keep: str = "") -> N
 
 @contextmanager
 def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> Iterator[BinaryIO]:
-    """Yield a stream whose bytes become the file once all are on disk; `-` is the standard output.
+    """Yield a stream whose bytes become the file once all are on disk; `-` is standard output.
 
     `is_ours` tells by the first bytes of an existing file whether an earlier run of the command
     wrote it. Raises OutputError for any other file.
@@ -277,7 +276,7 @@ def output_file(path: Path, is_ours: Callable[[bytes], bool]) -> Iterator[Binary
 
 
 def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
-    """Raise OutputError unless the file can be created, or is a regular file that `is_ours`."""
+    """Raise OutputError unless the file can be created, or `is_ours` accepts its first bytes."""
     fix = "Name a new file"
     try:
         mode = path.lstat().st_mode
@@ -288,12 +287,13 @@ def check_file(path: Path, is_ours: Callable[[bytes], bool]) -> None:
     if not stat.S_ISREG(mode):
         kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a directory"}
         kind = kinds.get(stat.S_IFMT(mode), "not a regular file")
-        hint = "; - means the standard output" if path.is_relative_to("/dev") else ""
-        raise OutputError(f"{path} is {kind}: {_LEAVE}", fix + hint)
+        hint = "; - means standard output" if path.is_relative_to("/dev") else ""
+        raise OutputError(f"{path} is {kind}: {_UNCHANGED}", fix + hint)
     head = b""
     with suppress(OSError), path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     if not is_ours(head):
         raise OutputError(
-            f"{path} exists, but this command did not write it: {_LEAVE}", f"{fix}, or move it away"
+            f"{path} exists, but this command did not write it: {_UNCHANGED}",
+            f"{fix}, or move it away",
         )

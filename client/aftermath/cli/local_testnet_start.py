@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from aftermath.base.outputs import check_is_directory
+from aftermath.base.outputs import check_can_be_directory
 from aftermath.base.quiet_interrupts import EXIT_INTERRUPTED
 from aftermath.base.signals import terminations_interrupt
 from aftermath.base.stdio import VERBOSITY, Verbosity
@@ -353,7 +353,7 @@ def local_testnet_start(
 
     if show.headless_exit_after_secs is not None and not show.headless:
         raise UsageError("--headless-exit-after-secs needs --headless", "Pass both")
-    check_is_directory(deployment.dir.expanduser(), "Name another directory: --dir DIR")
+    check_can_be_directory(deployment.dir.expanduser(), "Name another directory: --dir DIR")
     trackers = TrackerOptions.of(clients)
     trackers.check()
     config = chosen(config_path, deployment.first_client_checkpoint)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from aftermath.base.errors import UsageError
-from aftermath.base.outputs import check_is_directory, check_names, empty_directory
+from aftermath.base.outputs import check_can_be_directory, check_names, empty_directory
 from aftermath.cli.command import command
 from aftermath.cli.present import Result, show
 
@@ -92,7 +92,7 @@ def localnet(
     from aftermath.programs import AUTHORIZER_ID, AUTHORIZER_SO, COORDINATOR_ID, COORDINATOR_SO
 
     if options.ledger is not None:
-        check_is_directory(options.ledger.expanduser(), "Name the ledger's directory")
+        check_can_be_directory(options.ledger.expanduser(), "Name the ledger's directory")
     if options.reset:
         clear(options.ledger)
     programs = ((COORDINATOR_ID, COORDINATOR_SO), (AUTHORIZER_ID, AUTHORIZER_SO))

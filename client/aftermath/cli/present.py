@@ -101,7 +101,7 @@ def writing() -> Iterator[None]:
     """
     if sys.stdout is None:
         raise CommandError(
-            "the standard output is closed", "Connect it to a terminal, a pipe or a file"
+            "standard output is closed", "Connect it to a terminal, a pipe or a file"
         )
     try:
         yield

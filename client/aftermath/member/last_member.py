@@ -411,7 +411,7 @@ class LastMember:
             return None
         path = self._unfinished_path(directory, run)
         unfinished = read_unfinished(path)
-        if unfinished is None or unfinished.is_of(run):
+        if unfinished is None or unfinished.matches(run):
             return unfinished
         path.unlink(missing_ok=True)
         self._warn(
@@ -441,9 +441,9 @@ class LastMember:
         )
         self._report_wait()
         ended_run = await self._ports.feed.until(
-            lambda run: not run.state.training or not unfinished.is_of(run)
+            lambda run: not run.state.training or not unfinished.matches(run)
         )
-        if not unfinished.is_of(ended_run) or ended_run.trained_steps != unfinished.step:
+        if not unfinished.matches(ended_run) or ended_run.trained_steps != unfinished.step:
             self._protected(Path(unfinished.directory))
             raise Desync(
                 f"the epoch did not end with the model in {unfinished.directory}, which is now only a copy"
@@ -456,7 +456,7 @@ class LastMember:
         Return whether the member keeps it. The next start then resumes again.
         """
         resumed = self._resumed
-        if resumed is None or not resumed.is_of(self._ports.feed.run):
+        if resumed is None or not resumed.matches(self._ports.feed.run):
             return False
         self.stays = True
         self._ports.events.emit(

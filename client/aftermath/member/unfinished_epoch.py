@@ -1,4 +1,4 @@
-"""The file that names the model that a stopped last member saved of its unfinished epoch.
+"""Record from which saved model a stopped last member can continue its epoch.
 
 Needs no PyTorch.
 """
@@ -16,17 +16,14 @@ from aftermath.rules.state import RunState
 
 
 class UnfinishedEpoch(msgspec.Struct, frozen=True):
-    """An epoch that a last member left unfinished, and the directory of the model that it saved.
-
-    The model has `step` trained steps.
-    """
+    """An unfinished epoch, and where its last member saved the model after `step` steps."""
 
     epoch: int
     epoch_started_at: int
     step: int
     directory: str
 
-    def is_of(self, run: Run) -> bool:
+    def matches(self, run: Run) -> bool:
         """Return whether the run is still in that epoch, and its rounds have begun."""
         same = (run.epoch, run.epoch_started_at) == (self.epoch, self.epoch_started_at)
         return same and (run.state.training or run.state is RunState.COOLDOWN)
@@ -60,6 +57,6 @@ def find_unfinished(directory: Path | None, run: Run, wallet: bytes) -> Unfinish
     if directory is None:
         return None
     unfinished = read_unfinished(unfinished_path(directory, run, wallet))
-    if unfinished is None or not unfinished.is_of(run):
+    if unfinished is None or not unfinished.matches(run):
         return None
     return unfinished if Path(unfinished.directory).is_dir() else None

@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from aftermath.base.files import replacing
-from aftermath.base.outputs import check_directory, check_is_directory, refuse_inputs, update_mark
+from aftermath.base.outputs import (
+    check_can_be_directory,
+    check_directory,
+    refuse_inputs,
+    update_mark,
+)
 from aftermath.model.checkpoint import load, load_config
 from aftermath.model.config import ModelConfig, stored_tier
 from aftermath.model.json_documents import (
@@ -68,7 +73,7 @@ def export_tiers(
         )
     config.width(chosen[-1])
     if out is not None:
-        check_is_directory(out, _ELSEWHERE)
+        check_can_be_directory(out, _ELSEWHERE)
     base = source if out is None else out.absolute() / source.name
     if base.parent.resolve() == source.parent.resolve():
         base = source  # `out` may spell the same directory differently; do not copy onto itself

@@ -19,7 +19,7 @@ from aftermath.base.concurrency import cancel
 from aftermath.base.rate_limit import Backoff
 from aftermath.p2p.blobs import hash_of
 from aftermath.p2p.connection_table import Links
-from aftermath.p2p.lanes import LANES_FROM
+from aftermath.p2p.lanes import MIN_LANE_BYTES
 from aftermath.p2p.limits import LogLimits
 from aftermath.p2p.line_faults import GOOD_LINE, MemberLine
 from aftermath.p2p.partial_download import LEAST_PROGRESS, STRIPE_FROM, PartialBlob, Pull, Source
@@ -211,7 +211,7 @@ class Fetch:
 
         If the author is known, only its lanes are used: others may lack the blob.
         """
-        if self._size < LANES_FROM or self._author not in (None, holder):
+        if self._size < MIN_LANE_BYTES or self._author not in (None, holder):
             return []
         return self._links.lanes(holder)
 

@@ -16,7 +16,7 @@ import iroh
 
 from aftermath.base.concurrency import cancel, first_of
 from aftermath.p2p.incoming_connections import IncomingConnections
-from aftermath.p2p.lanes import LANES_RETRY_S, TRANSFERS, lanes_for
+from aftermath.p2p.lanes import LANES_RETRY_S, MAX_TRANSFERS_PER_LANE, lanes_for
 from aftermath.p2p.limits import Bans, LogLimits, Quota
 from aftermath.p2p.peer_connection import (
     MOST_UNREAD,
@@ -131,9 +131,9 @@ class Links:
         return contact.link
 
     def lanes(self, peer: bytes) -> list[Link]:
-        """Return a peer's lanes with fewer than TRANSFERS of our transfers.
+        """Return a peer's lanes with fewer than MAX_TRANSFERS_PER_LANE of our transfers.
 
-        Start to dial missing lanes, for later calls.
+        If this side dialled the link, also dial missing lanes for later calls.
         """
         contact = self._peers.get(peer)
         link = contact.link if contact is not None else None
@@ -144,7 +144,7 @@ class Links:
         if missing and link.dialer == self._me and self._pace.clock() >= link.lanes_due_at:
             link.lanes_due_at = self._pace.clock() + LANES_RETRY_S
             self._spawn(self._open_lanes(link))
-        return [lane for lane in link.lanes if lane.transfers < TRANSFERS]
+        return [lane for lane in link.lanes if lane.transfers < MAX_TRANSFERS_PER_LANE]
 
     async def close(self) -> None:
         """Close every connection and stop dialling and accepting."""
@@ -203,7 +203,7 @@ class Links:
     async def _open_lanes(self, link: Link) -> None:
         """Dial the missing lanes of a link, one after another."""
         try:
-            # Not until there are enough: a peer may close each lane as soon as it is open.
+            # A fixed number of dials: a peer may close every lane as soon as it opens.
             for _ in range(lanes_for(len(self._peers)) - len(link.lanes)):
                 if link.closed.is_set():
                     return
@@ -272,9 +272,8 @@ class Links:
         self._spawn(self._serve(contact, link))
 
     def _add_lane(self, lane: Link, main: Link) -> None:
-        """Attach a greeted lane to its link, unless that has closed or has enough of them."""
-        if main.closed.is_set() or not main.has_room_for(lane, lanes_for(len(self._peers))):
-            lane.close(Code.DUPLICATE, "no room for a lane")
+        """Attach a greeted lane, unless its link is closed or already has all its lanes."""
+        if not lane.has_room(lanes_for(len(self._peers))):
             return
         main.lanes.append(lane)
         self._spawn(self._serve_lane(lane, main))
@@ -290,8 +289,8 @@ class Links:
             lane.closed.set()
 
     def _retire(self, old: Link, new: Link) -> None:
-        """Close a superseded link: at once if its peer is gone, otherwise after pending work had
-        time to end.
+        """Close a superseded link: at once if its peer is gone, otherwise after a delay, so that
+        pending requests can finish.
         """
         old.retired = True
         reason = "superseded" if old.instance == new.instance else OTHER_PROCESS

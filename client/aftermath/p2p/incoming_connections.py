@@ -304,8 +304,7 @@ class IncomingConnections:
         link = Link(peer, connection, peer, instance, self._pace.clock(), contact.quota)
         if connection.alpn() == LANE_ALPN:
             link.main = contact.link
-            if link.main is None or not link.main.has_room_for(link, lanes_for(len(self._peers))):
-                link.close(Code.DUPLICATE, "no room for a lane")
+            if not link.has_room(lanes_for(len(self._peers))):
                 return
         elif contact.link is not None and not link.supersedes(contact.link):
             link.close(Code.DUPLICATE, "already connected")

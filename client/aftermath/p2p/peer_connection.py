@@ -47,7 +47,7 @@ MOST_BEFORE_GREETING = 64 << 10
 """
 MOST_BEFORE_ANSWER = 1 << 20
 """Limit before a dialled peer's answer is read. It announces and asks right after answering."""
-GREETING_LOOK_S = 0.1
+GREETING_POLL_S = 0.1
 _AROUND_REQUEST = 256
 """Bytes of QUIC and of our framing around a request, without its body."""
 _PAYLOAD = 0.95
@@ -81,7 +81,7 @@ class Link:
     lanes_due_at: float = float("-inf")
     """When missing lanes may be dialled again."""
     transfers: int = 0
-    """Our transfers that use this link, if it is a lane."""
+    """Number of our transfers on this lane. 0 on a main link."""
     serving: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(STREAMS_SERVED))
     """Limits the streams that are served at a time. Lanes use that of their main link."""
     closed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -113,11 +113,21 @@ class Link:
         )
         self.connection.set_max_concurrent_uni_streams(0 if is_lane else 1)
 
-    def has_room_for(self, lane: Link, most: int) -> bool:
-        """Return whether this link has fewer than `most` lanes and `lane` comes from the same
-        process.
+    def has_room(self, most: int) -> bool:
+        """Return whether this lane's main link can take it. Close the lane otherwise.
+
+        The main link must be open, be of the same process, and have fewer than `most` lanes.
         """
-        return len(self.lanes) < most and lane.instance == self.instance
+        main = self.main
+        if (
+            main is not None
+            and not main.closed.is_set()
+            and main.instance == self.instance
+            and len(main.lanes) < most
+        ):
+            return True
+        self.close(Code.DUPLICATE, "no room for a lane")
+        return False
 
     def is_within_limit(self) -> bool:
         """Return False once the peer has sent far more than we read. Call it at a steady rate."""
@@ -232,7 +242,7 @@ async def only_an_answer(connection: iroh.Connection) -> NoReturn:
 
 async def _no_more_than(connection: iroh.Connection, most: int) -> NoReturn:
     while True:
-        await asyncio.sleep(GREETING_LOOK_S)
+        await asyncio.sleep(GREETING_POLL_S)
         received = connection.stats().udp_rx_bytes
         if received > most:
             raise ProtocolViolation(f"{received} bytes before it has greeted")

@@ -22,13 +22,13 @@ AUDIT = b"audit"
 MAX_DRAWN = 8
 """Maximum number of drawn results per round, and of open cases per run.
 
-At most half of either are about newcomers' results, and half about established members'.
+Half are reserved for newcomers' results, half for established members'.
 """
 
 MIN_JURY = 4
 """Minimum size of a jury. A result whose jury is smaller is not drawn.
 
-The other two of three jurors could convict the accuser.
+In a jury of three, the two jurors besides the auditor could convict it.
 """
 
 OPENING_ROUNDS = 2
@@ -50,10 +50,9 @@ _SECOND_FACTOR = 0x94D049BB133111EB
 class Case:
     """A disputed result in the account `Witnesses`. Sets of seats are bitmaps.
 
-    `seed` and `height` name the round of the result in the running epoch, and `opened` is the
-    height of the round in which the auditor opened the case. The votes of the `jury` are in
-    `mismatches` and `matches`. `intervals` are the sequences that are trained again if the jury
-    convicts the target.
+    `seed` and `height` name the round of the result in the running epoch. `opened` is the height of
+    the round in which the auditor opened the case. The votes of the `jury` are in `mismatches` and
+    `matches`. `intervals` are the sequences that are trained again if the jury convicts the target.
     """
 
     seed: int
@@ -76,7 +75,10 @@ class Case:
         return run.active and self.jury != 0 and is_in_time
 
     def delays(self, run: Run, members: Members) -> bool:
-        """Return whether the cooldown waits for the case. A third of the jury cannot delay it."""
+        """Return whether this case keeps the cooldown open.
+
+        That takes mismatches from more than a third of the jury.
+        """
         has_support = 3 * self.mismatches.bit_count() > self.jury.bit_count()
         is_ejected = members.seats[self.target].state is MemberState.EJECTED
         return has_support and self.is_open(run) and not is_ejected
@@ -92,15 +94,7 @@ def judging_window(config: Config) -> int:
     return config.overlap + OPENING_ROUNDS + VOTING_ROUNDS
 
 
-def votes_to_convict(jury_size: int) -> int:
-    """Return the number of mismatches that convict the target, two thirds of the jury, rounded up.
-
-    The same number of matches convicts the auditor.
-    """
-    return committee.quorum(jury_size)
-
-
-def draw_seed(run: Run, height: int) -> int | None:
+def seed_of_draw(run: Run, height: int) -> int | None:
     """Return the seed of the draw among the results of round `height`, or None.
 
     It is the first seed whose slot the program fixed after the witnesses had recorded these
@@ -125,7 +119,7 @@ def auditable_heights(run: Run) -> tuple[int, ...]:
     newest = run.current.height - run.config.overlap - 1
     oldest = newest - OPENING_ROUNDS + 1
     heights = range(newest, oldest - 1, -1)
-    return tuple(height for height in heights if draw_seed(run, height) is not None)
+    return tuple(height for height in heights if seed_of_draw(run, height) is not None)
 
 
 def jury(members: Members, header: Round, target: int) -> int:
@@ -160,9 +154,9 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
 
     An established member's recorded result qualifies with a probability of `verification_percent`.
     A newcomer's always qualifies. In each class, the results with the lowest hashes are drawn, at
-    most half of `MAX_DRAWN`. Return no results if `draw_seed` is None.
+    most half of `MAX_DRAWN`. Return no results if `seed_of_draw` is None.
     """
-    seed = draw_seed(run, height)
+    seed = seed_of_draw(run, height)
     header = run.round(height)
     recorder = run.round(run.config.attesting_round(height))
     if seed is None or header is None or recorder is None:

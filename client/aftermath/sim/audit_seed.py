@@ -20,6 +20,7 @@ from aftermath.base.errors import AftermathError
 from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.coordinator.errors import Refused
 from aftermath.replica.replica import Replica
+from aftermath.rules.audits import MIN_JURY
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.coalition import Coalition, Habits, Statement, draw_minority
@@ -30,11 +31,13 @@ from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun
 from aftermath.sim.virtual_time import run_virtual
 
-_ALL_HOLDERS = 4  # tier-0 members: fewer have no jury of three
-_CHEATS = {one.__name__: one for one in (skip_half, train_other_data, train_other_weights)}
-_LOOK = 0.5  # virtual seconds between two looks of the coalition
-_AWAY = 30.0  # virtual seconds for which a member that left stays away
-_LIMIT = 3000.0  # virtual seconds in which every run ends
+_TIER_0_MEMBERS = MIN_JURY + 1
+"""So that a result of tier 0 has a jury: `MIN_JURY` members without its own."""
+_CHEATS = {cheat.__name__: cheat for cheat in (skip_half, train_other_data, train_other_weights)}
+# Virtual seconds.
+_POLL_S = 0.5  # between two looks of the coalition at the run
+_AWAY_S = 30.0  # for which a member that left stays away
+_LIMIT_S = 3000.0  # in which every run ends
 
 
 @dataclass(frozen=True)
@@ -65,10 +68,9 @@ class AuditScenario:
 def draw_audits(seed: int) -> AuditScenario:
     """Return the scenario of a seed."""
     rng = random.Random(f"audited run {seed}")
-    count = rng.choice((5, 5, 6, 7))
-    tiers = (0,) * _ALL_HOLDERS + tuple(
-        rng.choice((0, 0, 1, 2)) for _ in range(count - _ALL_HOLDERS)
-    )
+    count = rng.choice((6, 6, 7, 8))
+    others = [rng.choice((0, 0, 1, 2)) for _ in range(count - _TIER_0_MEMBERS)]
+    tiers = (0,) * _TIER_0_MEMBERS + tuple(others)
     rounds = rng.randint(4, 6)
     batch = rng.randint(2 * count, 5 * count)
     rules = {
@@ -112,14 +114,14 @@ def try_audits(seed: int) -> Verdict:
         virtual=trial.virtual,
         cpu=time.process_time() - started,
         steps=trial.steps,
-        faults=tuple(trial.deeds),
+        faults=tuple(trial.actions),
         events=tuple(trial.events),
         broken=trial.broken,
     )
 
 
 @dataclass(frozen=True)
-class Attacker:
+class CoalitionMember:
     """A member of the coalition, how it behaves, and its way of cheating."""
 
     sim_member: SimMember
@@ -137,8 +139,8 @@ class AuditTrial:
         self._false: set[tuple[int, int]] = set()
         """(height, seat) of results that were trained falsely."""
         self._corrupted: list[Replica] = []
-        self.deeds: list[str] = []
-        """What the coalition did."""
+        self.actions: list[str] = []
+        """What the coalition did, and what the test did to honest members."""
         self.broken = self.digest = ""
         self.virtual = 0.0
         self.steps = 0
@@ -166,7 +168,9 @@ class AuditTrial:
         self.virtual = sim.now
         self.steps = sim.run.step
         self.events = [
-            {"member": one.name, **event} for one in sim.sim_members for event in one.events
+            {"member": sim_member.name, **event}
+            for sim_member in sim.sim_members
+            for event in sim_member.events
         ]
         self.digest = digest.sum_up()
         await sim.close()
@@ -176,13 +180,12 @@ class AuditTrial:
         await sim.until(lambda run: run.epoch == 1 and run.state.training)
         attackers = self._attackers(sim)
         number = self._scenario.restarts
-        restarted = [] if number is None else [sim.sim_members[number]]
-        tasks = [
-            asyncio.ensure_future(self._attack(sim, attackers)),
-            asyncio.ensure_future(self._restart(sim, restarted)),
-        ]
+        restarted = None if number is None else sim.sim_members[number]
+        tasks = [asyncio.ensure_future(self._attack(sim, attackers))]
+        if restarted is not None:
+            tasks.append(asyncio.ensure_future(self._restart(sim, restarted)))
         try:
-            await sim.until(lambda run: run.state is RunState.FINISHED, _LIMIT)
+            await sim.until(lambda run: run.state is RunState.FINISHED, _LIMIT_S)
         finally:
             await cancel(tasks)
         for task in tasks:
@@ -193,30 +196,29 @@ class AuditTrial:
             if seat not in attackers:
                 raise InvariantBroken(f"the honest seat {seat} was ejected in epoch {epoch}")
         hostile = [attacker.sim_member for attacker in attackers.values()]
-        sim.check(hostile=hostile, dropped=restarted)
+        sim.check(hostile=hostile, dropped=[] if restarted is None else [restarted])
 
-    async def _restart(self, sim: SimulatedRun, restarted: list[SimMember]) -> None:
-        """Kill honest members at random times of the second epoch, and start them again."""
-        for one in restarted:
-            await asyncio.sleep(self._rng.uniform(0, 60))
-            self._note(sim, f"{one.name} is killed")
-            await sim.kill(one)
-            await asyncio.sleep(self._rng.uniform(0, 20))
-            sim.start(one)
+    async def _restart(self, sim: SimulatedRun, sim_member: SimMember) -> None:
+        """Kill an honest member at a random time of the second epoch, and start it again."""
+        await asyncio.sleep(self._rng.uniform(0, 60))
+        self._note(sim, f"{sim_member.name} is killed")
+        await sim.kill(sim_member)
+        await asyncio.sleep(self._rng.uniform(0, 20))
+        sim.start(sim_member)
 
     # --- the coalition
 
-    def _attackers(self, sim: SimulatedRun) -> dict[int, Attacker]:
+    def _attackers(self, sim: SimulatedRun) -> dict[int, CoalitionMember]:
         """Return the members of the coalition by their seats."""
         attackers = {}
         for number, habits, cheat in self._scenario.coalition:
-            one = sim.sim_members[number]
-            seat = sim.members.find(one.wallet)
+            sim_member = sim.sim_members[number]
+            seat = sim.members.find(sim_member.wallet)
             assert seat is not None
-            attackers[seat] = Attacker(one, habits, cheat)
+            attackers[seat] = CoalitionMember(sim_member, habits, cheat)
         return dict(sorted(attackers.items()))
 
-    async def _attack(self, sim: SimulatedRun, attackers: dict[int, Attacker]) -> None:
+    async def _attack(self, sim: SimulatedRun, attackers: dict[int, CoalitionMember]) -> None:
         """Act as the coalition until cancelled."""
         coalition = Coalition(
             self._rng,
@@ -234,29 +236,29 @@ class AuditTrial:
                 is_new = sim.run.round_id != asked
                 asked = sim.run.round_id
                 for seat in coalition.leavers(sim.members) if is_new else ():
-                    one = attackers[seat].sim_member
-                    if one.alive:
-                        self._note(sim, f"{one.name} leaves")
-                        await sim.stop(one)
-                        returns.append((sim.now + _AWAY, one))
+                    leaver = attackers[seat].sim_member
+                    if leaver.alive:
+                        self._note(sim, f"{leaver.name} leaves")
+                        await sim.stop(leaver)
+                        returns.append((sim.now + _AWAY_S, leaver))
             while returns and sim.now >= returns[0][0]:
                 sim.start(returns.pop(0)[1])
             for seat, attacker in attackers.items():
                 is_ejected = sim.members.seats[seat].state is MemberState.EJECTED
                 if is_ejected and attacker.sim_member.alive:
                     await sim.kill(attacker.sim_member)  # it would join again
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_S)
 
-    def _take_over(self, sim: SimulatedRun, seat: int, attacker: Attacker) -> None:
+    def _take_over(self, sim: SimulatedRun, seat: int, attacker: CoalitionMember) -> None:
         """Silence the verdicts of a member's own client, and falsify its training."""
 
         async def nothing(*_: object, **__: object) -> None:
             """Send nothing, because the coalition speaks for its members."""
 
-        one = attacker.sim_member
-        if one.chain is not None:
-            one.chain.verify = nothing  # type: ignore[method-assign]
-        replica = one.member._replica if one.member is not None else None
+        sim_member = attacker.sim_member
+        if sim_member.chain is not None:
+            sim_member.chain.verify = nothing  # type: ignore[method-assign]
+        replica = sim_member.member._replica if sim_member.member is not None else None
         if replica is None or any(replica is known for known in self._corrupted):
             return
         self._corrupted.append(replica)
@@ -269,9 +271,9 @@ class AuditTrial:
 
         corrupt(replica, _CHEATS[attacker.cheat], wanted)
 
-    def _send(self, sim: SimulatedRun, one: SimMember, statement: Statement) -> None:
+    def _send(self, sim: SimulatedRun, sender: SimMember, statement: Statement) -> None:
         """Send a verdict at once. The program may refuse it."""
-        instructions = CoordinatorInstructions(sim.chain.coordinator, one.key.pubkey())
+        instructions = CoordinatorInstructions(sim.chain.coordinator, sender.key.pubkey())
         verify = instructions.verify(
             RUN_ID,
             statement.seat,
@@ -280,10 +282,10 @@ class AuditTrial:
             mismatch=statement.mismatch,
         )
         with contextlib.suppress(Refused):
-            sim.chain.send([verify], one.key)
+            sim.chain.send([verify], sender.key)
             opinion = "mismatch" if statement.mismatch else "match"
             about = f"round {statement.at.height} of seat {statement.target}"
-            self._note(sim, f"{one.name} states a {opinion} in {about}")
+            self._note(sim, f"{sender.name} states a {opinion} in {about}")
 
-    def _note(self, sim: SimulatedRun, deed: str) -> None:
-        self.deeds.append(f"{sim.now:7.1f} s  {deed}")
+    def _note(self, sim: SimulatedRun, action: str) -> None:
+        self.actions.append(f"{sim.now:7.1f} s  {action}")

@@ -19,7 +19,9 @@ from aftermath.rules.run import RoundId, Run
 _DELAY = 0.5
 """Probability that a member postpones a statement until it is asked again."""
 _STRAY = 0.05
-"""Probability of a statement that the program must refuse."""
+"""Probability of an extra random statement, which the program usually refuses."""
+_Decision = tuple[int, RoundId, int]
+"""Seat of the sender, and round and target of the statement."""
 
 
 class Ballot(StrEnum):
@@ -75,20 +77,20 @@ def is_minority(chosen: Collection[int], tiers: Mapping[int, int]) -> bool:
 
     `tiers` has the tier of each member. A committee has all members of a tier and of lower ones.
     """
-    for limit in {tiers[one] for one in chosen}:
-        held = [one for one, tier in tiers.items() if tier <= limit]
-        if 3 * sum(one in chosen for one in held) >= len(held):
+    for limit in {tiers[member] for member in chosen}:
+        committee = [member for member, tier in tiers.items() if tier <= limit]
+        if 3 * sum(member in chosen for member in committee) >= len(committee):
             return False
     return True
 
 
 def draw_minority(rng: random.Random, tiers: Mapping[int, int]) -> set[int]:
-    """Return as many random members as may be in a coalition, or fewer."""
+    """Return a random set of members that passes `is_minority`."""
     chosen: set[int] = set()
     most = rng.randint(1, len(tiers))
-    for one in rng.sample(sorted(tiers), len(tiers)):
-        if len(chosen) < most and is_minority(chosen | {one}, tiers):
-            chosen.add(one)
+    for member in rng.sample(sorted(tiers), len(tiers)):
+        if len(chosen) < most and is_minority(chosen | {member}, tiers):
+            chosen.add(member)
     return chosen
 
 
@@ -106,21 +108,21 @@ class Coalition:
         """
         self._rng = rng
         self._is_false = is_false
-        self._decided: set[tuple[bool, int, RoundId, int]] = set()
-        """Votes (True) and accusations (False) that a seat has decided on, by round and target."""
+        self._votes_decided: set[_Decision] = set()
+        self._accusations_decided: set[_Decision] = set()
         self.habits = dict(habits)
 
     def statements(self, run: Run, members: Members, cases: Sequence[Case]) -> list[Statement]:
         """Return what the healthy seats send now. The program may refuse some of it."""
-        found: list[Statement] = []
+        statements: list[Statement] = []
         for seat in sorted(self.habits):
             if not bitmap.contains(members.healthy, seat):
                 continue
-            found += self._accusations(seat, run, members)
-            found += self._votes(seat, run, cases)
+            statements += self._accusations(seat, run, members)
+            statements += self._votes(seat, run, cases)
             if self._rng.random() < _STRAY:
-                found.append(self._stray(seat, run, members))
-        return found
+                statements.append(self._stray(seat, run, members))
+        return statements
 
     def leavers(self, members: Members) -> list[int]:
         """Return the healthy seats that leave now."""
@@ -139,14 +141,16 @@ class Coalition:
             for target, auditor in drawn_results(run, members, height).items():
                 if auditor != seat or target in self.habits:
                     continue
-                is_due = self._decides(False, seat, at, target)
+                is_due = self._decides(self._accusations_decided, (seat, at, target))
                 if is_due and self._rng.random() < self.habits[seat].accuses:
                     yield Statement(seat, at, target, True)
 
     def _votes(self, seat: int, run: Run, cases: Sequence[Case]) -> Iterator[Statement]:
         for case in cases:
             at = case.round_id(run.epoch)
-            if not case.may_vote(run, seat) or not self._decides(True, seat, at, case.target):
+            if not case.may_vote(run, seat):
+                continue
+            if not self._decides(self._votes_decided, (seat, at, case.target)):
                 continue
             match self.habits[seat].ballot:
                 case Ballot.LIE:
@@ -159,17 +163,17 @@ class Coalition:
                 case Ballot.SILENT:
                     pass
 
-    def _decides(self, is_vote: bool, seat: int, at: RoundId, target: int) -> bool:
-        """Return whether the seat decides on a statement now, for the first time."""
-        key = (is_vote, seat, at, target)
-        if key in self._decided or self._rng.random() < _DELAY:
+    def _decides(self, decided: set[_Decision], decision: _Decision) -> bool:
+        """Return whether a seat decides on a statement now, for the first time."""
+        if decision in decided or self._rng.random() < _DELAY:
             return False
-        self._decided.add(key)
+        decided.add(decision)
         return True
 
     def _stray(self, seat: int, run: Run, members: Members) -> Statement:
         """Return a statement about any stored round and member."""
         header = self._rng.choice(run.rounds)
-        target = self._rng.choice([one for one, held in enumerate(members.seats) if held.used])
+        used = [index for index, record in enumerate(members.seats) if record.used]
+        target = self._rng.choice(used)
         at = RoundId(run.epoch, header.height, header.seed)
         return Statement(seat, at, target, self._rng.random() < 0.5)

@@ -156,7 +156,7 @@ def draw_sparseloco(rng: random.Random) -> tuple[tuple[str, str | float], ...]:
     )
 
 
-_LOOK = 1.0  # virtual seconds between two checks of the invariants
+_POLL_S = 1.0  # virtual seconds between two checks of the invariants
 _BACK = 5.0  # virtual seconds after which a member whose chain was unreachable is restarted
 
 
@@ -182,7 +182,7 @@ def try_seed(seed: int, seconds: float, overlap: int | None = None) -> Verdict:
     started = time.process_time()
     scenario = draw(seed, seconds, overlap)
     with no_warnings(), tempfile.TemporaryDirectory(prefix="aftermath-sim-") as directory:
-        trial = Trial(scenario)
+        trial = SeedTrial(scenario)
         run_virtual(trial.play(Path(directory) / "storm"))
         if trial.late is not None:  # otherwise it had finished, or broken an invariant
             pace, peaceful = run_virtual(_pace(scenario, Path(directory) / "peace"))
@@ -236,14 +236,14 @@ async def _pace(scenario: Scenario, directory: Path) -> tuple[float, float]:
     start = sim.now
     step_before = sim.run.step
     while sim.now < start + WINDOW and sim.run.state is not RunState.FINISHED:
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL_S)
         sim.look_after()
     pace = (sim.run.step - step_before) / (sim.now - start), sim.now
     await sim.close()
     return pace
 
 
-class Trial:
+class SeedTrial:
     """One disturbed run."""
 
     def __init__(self, scenario: Scenario) -> None:
@@ -321,7 +321,7 @@ class Trial:
         """Check the invariants continuously, and restart members whose chain was unreachable."""
         gone_since: dict[str, float] = {}
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(_POLL_S)
             invariants.check_now()
             for sim_member in sim.sim_members:
                 if sim_member.alive or sim_member.task is None or sim_member.task.cancelled():

@@ -105,7 +105,7 @@ def check_kept_seat(
     if seat is None or view.members.seats[seat].state is not MemberState.HEALTHY:
         return None
     recorded = record.unfinished_epoch if record is not None else None
-    if recorded is not None and not recorded.is_of(run):
+    if recorded is not None and not recorded.matches(run):
         recorded = None
     # A step of the epoch's first round is not counted yet, so only the record tells of it.
     if recorded is None and seat != last_member(run, view.members, view.model):

@@ -11,7 +11,6 @@ from typing import Any
 from aftermath.audit.comparison import AuditVerdict
 from aftermath.audit.share_audit import Judgement
 from aftermath.base.concurrency import first_of
-from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
 from aftermath.member.announced_results import Results
 from aftermath.member.payloads import Candidate
@@ -20,18 +19,18 @@ from aftermath.member.retry import Duty
 from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import Epoch
 from aftermath.member.rounds.judge import AuditedResult, Judge, Key
+from aftermath.member.rounds.open_cases import OpenCases
 from aftermath.member.state_roots import OwnState
 from aftermath.rules import bitmap
 from aftermath.rules.audits import (
     OPENING_ROUNDS,
     Case,
     auditable_heights,
-    draw_seed,
     drawn_results,
     judging_window,
+    seed_of_draw,
 )
 from aftermath.rules.run import RoundId, Run
-from aftermath.rules.state import MemberState
 
 Start = Callable[[Coroutine[Any, Any, None]], None]
 
@@ -56,20 +55,14 @@ class Audits:
         self._own_state = own_state
         self._start = start
         self._audited: dict[Key, AuditedResult] = {}
-        self._draws: dict[tuple[int, int], dict[int, int]] = {}
-        """Drawn results by height and `Members.judges`."""
-        self._drawn: set[int] = set()
-        """Heights with a drawn result."""
-        self._seeds: dict[int, int] = {}
+        self._cases = OpenCases(ports, epoch)
+        self._drawn_by_round: dict[tuple[int, int], dict[int, int]] = {}
+        """Auditor by target of the drawn results, by height and `Members.judges`."""
+        self._draw_seeds: dict[int, int] = {}
         """Seeds of the draws, by height."""
-        self._started: set[tuple[bool, Key]] = set()
-        """Started duties: votes (True), and a result's probe and audit (False)."""
-        self._cases: dict[Key, Case] = {}
-        """Cases that were open when read, until their decision is reported."""
-        self._ejected_before: dict[Key, int] = {}
-        """Bitmap of the members that were ejected when a case was first read."""
-        self._cases_read = -1
-        """Height of the round in which the cases were last read."""
+        self._audits_started: set[Key] = set()
+        """Drawn results whose probe, and audit if this member owes it, has started."""
+        self._votes_started: set[Key] = set()
 
     # --- what the rounds report
 
@@ -77,15 +70,21 @@ class Audits:
         """Keep the weights that a round is trained from, and drop what no audit needs."""
         height = plan.header.height
         oldest_drawable = height - self._epoch.rules.overlap - OPENING_ROUNDS
+        rounds_with_draws = {
+            drawn_at for (drawn_at, _), drawn in self._drawn_by_round.items() if drawn
+        }
         needed = {
-            one
-            for one in range(height - judging_window(self._epoch.rules), height + 1)
-            if one in self._drawn or one >= oldest_drawable
+            judged
+            for judged in range(height - judging_window(self._epoch.rules), height + 1)
+            if judged in rounds_with_draws or judged >= oldest_drawable
         }
         self._judge.retain_weights(needed)
-        self._audited = {key: kept for key, kept in self._audited.items() if key[0] in needed}
-        private = [one.commitment.private for one in self._audited.values()]
-        self._own_state.keep_lent({root for one in private for root in (one.before, one.after)})
+        self._audited = {key: result for key, result in self._audited.items() if key[0] in needed}
+        roots: set[bytes] = set()
+        for result in self._audited.values():
+            private = result.commitment.private
+            roots |= {private.before, private.after}
+        self._own_state.keep_lent(roots)
         if any(map(self._judge.may_judge, self._epoch.judged_seats(plan))):
             await self._judge.keep_weights(height)
 
@@ -115,125 +114,67 @@ class Audits:
         while self._epoch.rules.verification_percent:
             run = feed.run
             if self._epoch.accepts_votes(run) and run.current.established:
-                self._report_decisions()
+                self._cases.report_decisions()
                 self._begin_audits(run)
-                await self._read_cases(run)
+                await self._cases.read(run)
                 self._begin_votes(run)
             await feed.after(run.seq)
 
     def _begin_audits(self, run: Run) -> None:
         members = self._ports.feed.members
         for height in auditable_heights(run):
-            seed = draw_seed(run, height)
+            seed = seed_of_draw(run, height)
             if seed is None:
                 continue
-            self._seeds[height] = seed
+            self._draw_seeds[height] = seed
             key = height, members.judges
-            if key not in self._draws:
-                self._draws[key] = drawn_results(run, members, height)
-            drawn = self._draws[key]
-            if drawn:
-                self._drawn.add(height)
-            for target, auditor in drawn.items():
+            if key not in self._drawn_by_round:
+                self._drawn_by_round[key] = drawn_results(run, members, height)
+            for target, auditor in self._drawn_by_round[key].items():
                 result = self._audited.get((height, target))
                 if (
                     result is None
                     or target == self._seat
-                    or not self._start_once(result.key, is_vote=False)
+                    or result.key in self._audits_started
+                    or not result.commitment.passes.can_be_judged
                 ):
                     continue
-                if not result.commitment.passes.can_be_judged:
-                    continue
+                self._audits_started.add(result.key)
                 self._start(self._probe(result, seed))
                 if auditor == self._seat:
                     self._start(self._audit(result, seed))
 
-    async def _read_cases(self, run: Run) -> None:
-        """Read the open cases once per round, and report the new ones."""
-        # Once per round is enough: votes stay open for VOTING_ROUNDS more. A cooldown has no rounds
-        # and few changes, so read them after each.
-        if self._cases_read == run.current.height and run.state.training:
-            return
-        try:
-            cases = await self._ports.coordinator.cases()
-        except (Refused, Unavailable):
-            return
-        self._cases_read = run.current.height
-        now = {(case.height, case.target): case for case in cases if case.is_open(run)}
-        before = {key: case for key, case in self._cases.items() if case.is_open(run)}
-        for key in now.keys() - before.keys():
-            self._report_opening(now[key])
-            self._ejected_before[key] = self._ports.feed.members.mask(MemberState.EJECTED)
-        # A case that is gone was decided, so do not vote on it. `_report_decisions` reports it once
-        # this member sees the ejection.
-        for key in before.keys() - now.keys():
-            self._start_once(key, is_vote=True)
-        self._cases = before | now
-
     def _begin_votes(self, run: Run) -> None:
         """Start this member's votes on open cases."""
-        for key, case in self._cases.items():
+        for key, case in self._cases.undecided.items():
             result = self._audited.get(key)
-            seed = self._seeds.get(case.height)
+            seed = self._draw_seeds.get(case.height)
             if (
                 result is not None
                 and seed is not None
                 and result.plan.header.seed == case.seed
                 and case.may_vote(run, self._seat)
-                and self._start_once(key, is_vote=True)
+                and key not in self._votes_started
             ):
+                self._votes_started.add(key)
                 self._start(self._vote(result, seed, case))
-
-    def _report_opening(self, case: Case) -> None:
-        self._ports.events.emit(
-            event_types.CaseOpened(
-                epoch=self._epoch.number,
-                height=case.height,
-                seat=case.target,
-                auditor=case.auditor,
-            )
-        )
-
-    def _report_decisions(self) -> None:
-        """Report who lost a case that a jury decided."""
-        seats = self._ports.feed.members.seats
-        for key, case in list(self._cases.items()):
-            for seat in (case.target, case.auditor):
-                was_ejected = bitmap.contains(self._ejected_before[key], seat)
-                if seats[seat].state is MemberState.EJECTED and not was_ejected:
-                    del self._cases[key]
-                    self._ports.events.emit(
-                        event_types.CaseDecided(
-                            epoch=self._epoch.number,
-                            height=case.height,
-                            seat=case.target,
-                            loser=seat,
-                        )
-                    )
-                    break
-
-    def _start_once(self, key: Key, *, is_vote: bool) -> bool:
-        """Record that a duty has started. Return False if it had started before."""
-        is_new = (is_vote, key) not in self._started
-        self._started.add((is_vote, key))
-        return is_new
 
     async def _probe(self, result: AuditedResult, seed: int) -> None:
         """Check that a member serves the state of a drawn result."""
-        # One member cannot tell a refusal from a broken connection, so it does not accuse. But if a
-        # quorum of witnesses gets no answer in time, it attests no more results of the member, and
-        # the member is dropped like one that delivers nothing.
+        # One member cannot tell a refusal from a broken connection, so it does not accuse. But it
+        # attests no more results of a member that did not answer in time. If a quorum of witnesses
+        # got no answer, the member is dropped like one that delivers nothing.
         height, seat = result.key
 
         async def is_served() -> bool:
             await self._judge.probe(result, seed)
             return True
 
-        async def is_not() -> bool:
+        async def window_closes() -> bool:
             await self._ports.feed.until(lambda run: not self._may_open(run, height))
             return False
 
-        if not await first_of(is_served(), is_not()) and self._announced_after(seat, height):
+        if not await first_of(is_served(), window_closes()) and self._announced_after(seat, height):
             self._results.stop_attesting(seat, height)
 
     def _announced_after(self, seat: int, since: int) -> bool:
@@ -260,7 +201,7 @@ class Audits:
             await self._verify(result, may_open, is_vote=False, mismatch=True)
 
     async def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
-        """Lend the fetched blocks of both states to the jury, in case the member does not."""
+        """Lend both states' fetched blocks to the jury, in case the member does not serve them."""
         private = result.commitment.private
         evidence = judgement.evidence
         if evidence is not None:

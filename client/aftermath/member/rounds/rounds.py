@@ -103,7 +103,7 @@ class Rounds:
         """Run the rounds until cooldown. Return the run then, or None after a failed warm-up.
 
         A member that finishes late may see the next epoch on chain: the returned run has this
-        epoch's number. Audits go on until `stop_audits`. Raises Desync if this member falls out.
+        epoch's number. Audits continue until `stop_audits`. Raises Desync if this member falls out.
         """
         epoch = self._epoch
         self._audit_tasks.start(self._audits.follow())

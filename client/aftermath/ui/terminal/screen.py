@@ -42,7 +42,7 @@ from aftermath.ui.terminal.messages import (
     line_of,
 )
 
-_LOOK = 1.0  # seconds between two reads of the run's status
+_POLL_S = 1.0  # seconds between two reads of the run's status
 _CLOSE = 0.6  # seconds that the screen has to close
 _MOST = 5000  # messages to queue for a slow screen
 _LAST = 20  # events that are printed again when the screen closes
@@ -240,7 +240,7 @@ class Screen:
             while True:
                 with self._changed:
                     if not (self._queue or self._closing or self._newest):
-                        self._changed.wait(_LOOK)
+                        self._changed.wait(_POLL_S)
                     messages = list(self._queue)
                     closing = self._closing
                     newest, self._newest = self._newest, {}

@@ -1,5 +1,5 @@
 //! A member votes on whether the target's result matches the member's own replay. The drawn auditor opens a case, and
-//! the jury decides it. The loser is ejected, even if it has left meanwhile.
+//! the jury decides it. The loser (the target, if a mismatch decided) is ejected, even if it has left meanwhile.
 
 use super::Permissionless;
 use crate::{

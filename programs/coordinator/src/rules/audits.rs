@@ -118,7 +118,7 @@ impl<'a> Draw<'a> {
         bitmap::nth(&jury, index as u32).map(|auditor| Audit { auditor, jury })
     }
 
-    /// Return how many drawn results of a class have a lower hash than `number`. Stop counting at `MAX_OF_CLASS`.
+    /// Count the class's drawable results with a lower hash than `number`. Stop at `MAX_OF_CLASS`.
     fn before(&self, class: &Class, number: u64) -> usize {
         let mut count = 0;
         for index in 0..bitmap::WORDS {

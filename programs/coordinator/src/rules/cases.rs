@@ -28,8 +28,8 @@ pub fn find(run: &Run, cases: &Cases, Vote { at, target, .. }: &Vote) -> Option<
     used.position(|case| same(case) && is_kept(run, case)).filter(|_| at.epoch == run.epoch)
 }
 
-/// Return whether a case may not be overwritten. A decided one is kept while its result may be disputed: a second
-/// conviction would put its sequences back again.
+/// Return whether a case still occupies its entry. A decided one does while its result can be disputed, so that nobody
+/// returns its sequences twice.
 fn is_kept(run: &Run, case: &Case) -> bool {
     let rounds = if case.is_decided() { audits::OPENING_ROUNDS as u32 - 1 } else { VOTING_ROUNDS };
     run.current().height <= case.opened.saturating_add(rounds)
@@ -45,14 +45,14 @@ pub fn any_delays(run: &Run, members: &Members, cases: &Cases) -> bool {
     })
 }
 
-/// Return the distance of the round `at` from the current one, in rounds, and the seed that draws its results. None if
-/// no case about them may be opened now.
+/// Return the distance of the round `at` from the current one, in rounds, and the seed of the draw. None if no case
+/// about its results may be opened now.
 fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
     let back = (1..STORED_ROUNDS).find(|back| run.is_at(at, *back))?;
     audits::seed(run, back).map(|seed| (back, seed))
 }
 
-/// Open the case of a drawn auditor. Return its index. The target may be ejected already: its result is still trained.
+/// Open a case for the drawn auditor. Return its index. The target may be ejected; its sequences count as trained.
 #[inline(never)]
 pub fn open(run: &Run, members: &Members, cases: &mut Cases, vote: &Vote) -> Result<usize> {
     let (back, seed) = drawn_round(run, vote.at).ok_or(CoordinatorError::StaleHeight)?;
@@ -106,8 +106,8 @@ pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
 
 /// Put the sequences of a void result back into the backlog. If it has no room for them, they count as trained.
 ///
-/// If the levels are already attested, also lower `attested_data_index`, so that a checkpoint of them counts these
-/// sequences as untrained.
+/// Lower `attested_data_index` too, so that a checkpoint of the levels counts these sequences as untrained. It matters
+/// only if the levels are attested.
 pub fn put_back(run: &mut Run, backlog: &mut Backlog, case: &Case) {
     let count = case.intervals.iter().take_while(|interval| interval.len > 0).count();
     if backlog.has_room(count) {
