@@ -102,6 +102,7 @@ def honest_shares(
                 sequences=_sequences(draws, steps * PER_STEP, tokens).remainder(config.vocab_size),
                 lr=rate,
                 ahead_lr=rate,
+                peak_lr=rate,
                 travelling=bool(overlap and number),
             )
             payloads = train(member, share)

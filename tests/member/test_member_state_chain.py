@@ -99,6 +99,16 @@ def test_epoch_continues_last_state_or_begins_without() -> None:
     assert lineage._roots == {}
 
 
+def test_audited_epoch_begins_without_state() -> None:
+    lineage = chain_of(commitment(7, 0, 6, None))
+    lineage.begin(3, starts_empty=True)
+    assert lineage.fault(commitment(0, 0, 7, None, epoch=3)) is None
+    for since in ((2, 7), (0, 5), (3, 0), (3, 4)):
+        assert lineage.fault(commitment(0, 6, 7, since, epoch=3)) is not None
+    lineage.hear(commitment(0, 0, 7, None, epoch=3))
+    assert lineage.fault(commitment(1, 7, 8, (3, 0), epoch=3)) is None
+
+
 def test_repeated_epoch_forgets_first_attempt() -> None:
     lineage = chain_of(commitment(0, 0, 1, None))
     lineage.begin(2)

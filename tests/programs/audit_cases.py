@@ -87,7 +87,7 @@ def audit_of(run: Scenario, height: int, target: int | None = None) -> Audit:
     target = min(drawn) if target is None else target
     header = state.round(height)
     assert header is not None
-    jury = tuple(bitmap.seats(audits.jury(run.members, header, target)))
+    jury = tuple(bitmap.seats(audits.jury(run.members, target)))
     return Audit(RoundId(state.epoch, height, header.seed), target, drawn[target], jury)
 
 

@@ -109,6 +109,30 @@ def test_jurors_that_left_still_count(world: World) -> None:
     assert run.members.seats[audit.target].state is MemberState.EJECTED
 
 
+def test_jurors_that_left_before_the_round_still_count(world: World) -> None:
+    """If a jury shrank with its round, three of seven members could convict the four that stay."""
+    run = audited(world)
+    leavers = (5, 6)
+    for seat in leavers:
+        run.by(seat, "leave_run").ok()
+    for _ in range(4):
+        run.witness_round()
+    run.draw()
+    height = run.run.current.height - 2
+    header = run.run.round(height)
+    assert header is not None
+    assert not header.roster & bitmap.from_seats(leavers)
+    drawn = audits.drawn_results(run.run, run.members, height)
+    target = next(one for one in drawn if drawn[one] not in leavers)
+    audit = audit_of(run, height, target)
+    voters = [audit.auditor, *(seat for seat in audit.others if seat not in leavers)]
+    assert len(audit.jury) == 6
+    for seat in voters:
+        assert run.members.seats[target].state is MemberState.HEALTHY
+        vote(run, seat, audit).ok()
+    assert run.members.seats[target].state is MemberState.EJECTED
+
+
 def with_two_drawn_results(world: World) -> tuple[Scenario, Audit, Audit]:
     """Return a run, and the audits of one member's results in two rounds."""
     run = audited(world, rounds=3)

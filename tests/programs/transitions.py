@@ -252,18 +252,18 @@ class Transitions:
                 continue
             newcomer = not bitmap.contains(self.judges, number)
             chosen = newcomer or 100 * (random >> 32) < self.config.verification_percent << 32
-            jury = self._jury_of(round, number)
+            jury = self._jury_of(number)
             if chosen and len(jury) >= 4 and self.shares(round).get(number):
                 drawn[newcomer].append((random, number))
         audits = {}
         for random, number in sorted(drawn[False])[:4] + sorted(drawn[True])[:4]:
-            jury = self._jury_of(round, number)
+            jury = self._jury_of(number)
             audits[number] = jury[random % 2**32 * len(jury) >> 32], jury
         return audits
 
-    def _jury_of(self, round: OracleRound, target: int) -> list[int]:
+    def _jury_of(self, target: int) -> list[int]:
         tier = self.members[target].tier
-        among = bitmap.seats(round.roster & self.judges)
+        among = bitmap.seats(self.judges)
         return [one for one in among if one != target and self.members[one].tier <= tier]
 
     def kept_cases(self) -> list[OracleCase]:

@@ -13,7 +13,6 @@ from aftermath.rules import audits, bitmap
 from aftermath.rules.members import Members
 from aftermath.rules.run import Run
 from aftermath.rules.state import EstablishedOnly, MemberState, RunState
-from rules import builders
 from rules.builders import config, header, members, run, seat
 
 U64 = st.integers(0, 2**64 - 1)
@@ -104,7 +103,7 @@ def test_drawn_results_are_recorded_and_judged_by_others(
     for target, auditor in drawn.items():
         header_ = now.round(1)
         assert header_ is not None
-        jurors = audits.jury(table, header_, target)
+        jurors = audits.jury(table, target)
         assert bitmap.contains(recorded, target)
         assert bitmap.contains(jurors, auditor)
         assert not bitmap.contains(jurors, target)
@@ -160,7 +159,7 @@ def test_jury_counts_members_that_left() -> None:
     table = members_of(range(5))
     left = replace(table.seats[1], state=MemberState.WITHDRAWN)
     without = replace(table, seats=(table.seats[0], left, *table.seats[2:]), healthy=0b11101)
-    assert audits.jury(without, builders.header(0b11111), 0) == 0b11110
+    assert audits.jury(without, 0) == 0b11110
 
 
 def test_case_is_open_for_four_whole_rounds() -> None:

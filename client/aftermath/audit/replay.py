@@ -6,6 +6,7 @@ change. `audit.comparison` compares the replay with the member's result.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class AuditedShare:
     lr: float
     ahead_lr: float
     """The learning rate of the previous step."""
+    peak_lr: float = math.inf
+    """The highest learning rate of the run's schedule. It bounds what the residual can contain."""
     travelling: bool = False
     """Whether the member's previous result is not in `shared` yet."""
     dummy_seed: int | None = None

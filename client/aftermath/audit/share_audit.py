@@ -11,6 +11,7 @@ from aftermath.audit.claim import Claim, ProvenBlocks, claim_of
 from aftermath.audit.comparison import AuditVerdict, Comparison, bounds_of, compare
 from aftermath.audit.replay import AuditedShare, NoResult, Replay, replay
 from aftermath.audit.replay_devices import needs_same_passes
+from aftermath.audit.state_bounds import impossible_state
 from aftermath.optim.interfaces import BadState
 from aftermath.replica.memory import free_bytes, is_out_of_memory
 from aftermath.replica.options import PLAIN, Arithmetic
@@ -77,6 +78,8 @@ class ShareAudit:
 
         A repeated replay in fp32 has smaller passes than the first. Raises Cancelled.
         """
+        if fault := impossible_state(self.share):
+            return _false_start(fault)
         # On a CPU the system would kill this member instead of refusing memory.
         needed = _COPIES * state_bytes(self.share.schema, self.share.tier)
         if free_bytes(self.device) < needed:
@@ -84,8 +87,7 @@ class ShareAudit:
         try:
             return self._attempt(cancelled, in_smaller=is_repeated and self.claimed.is_fp32)
         except BadState as error:
-            reason = f"the encoder cannot produce the state before the share: {error.message}"
-            return Attempt(Comparison(AuditVerdict.MISMATCH, reason, None), None)
+            return _false_start(error.message)
         except Cancelled:
             raise
         except Exception as error:
@@ -144,3 +146,9 @@ class ShareAudit:
         bounds = bounds_of(self.claimed, self.share.schema).scaled(AGREEMENT)
         repeated = claim_of(second.replay.payloads, second.replay.state)
         return compare(first.replay, repeated, bounds).verdict is AuditVerdict.MATCH
+
+
+def _false_start(fault: str) -> Attempt:
+    """Return the outcome for a private state that cannot come from training."""
+    reason = f"training cannot give the private state before the share: {fault}"
+    return Attempt(Comparison(AuditVerdict.MISMATCH, reason, None), None)

@@ -78,13 +78,16 @@ class Results:
 
     # --- rounds -----------------------------------------------------------------------------------
 
-    def begin(self, epoch: int) -> None:
-        """Forget other epochs and listen for this one. Old payloads are served until rounds run."""
+    def begin(self, epoch: int, *, starts_empty: bool = False) -> None:
+        """Forget other epochs and listen for this one. Old payloads are served until rounds run.
+
+        `starts_empty`: whether members begin it with empty optimizer states (`Run.starts_empty`).
+        """
         for height in list(self._plans):
             self._forget(height)
         self._early.clear()
         self._unproven.clear()
-        self._state_chain.begin(epoch)
+        self._state_chain.begin(epoch, starts_empty=starts_empty)
         self._epoch = epoch
 
     def open(self, plan: RoundPlan) -> None:

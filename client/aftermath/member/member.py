@@ -362,7 +362,7 @@ class Member:
         run = view.run
         model = view.model
         require_unchanged(self._first, model)
-        self._results.begin(run.epoch)
+        self._results.begin(run.epoch, starts_empty=run.starts_empty)
         self._readiness.forget_before(run.epoch)
         self._status_events.lost(
             view, self._checkpoints.directory, has_commands=self._ports.coordinator.has_tick
@@ -377,7 +377,7 @@ class Member:
             parallel=self._parallel,
             checkpoint_dir=self._checkpoints.directory,
         )
-        self._own_state.begin_epoch()  # free an outdated replica before there is another
+        self._own_state.withdraw()  # free an outdated replica before there is another
         # A member that is stopped during this check saves its replica like before the epoch.
         keeps = self._replica is not None and await warm.keeps(self._replica)
         self._rounds = None
@@ -389,9 +389,9 @@ class Member:
         self._last.begins(run, model)
         self._joining.obtained_model()
         await self._offer_durable(view, replica, own_replica=warm.used_own_replica)
-        if run.cold_start or not warm.used_own_replica:
+        if run.starts_empty or not warm.used_own_replica:
             self._own_state.begin(None)
-        if run.cold_start:
+        if run.starts_empty:
             await self._workers.compute(replica.optimizer.reset)
         elif not warm.used_own_replica:
             await self._private.restore(replica, run.epoch)

@@ -3,6 +3,9 @@
 A commitment names the member's earlier commitment that its state continues from. If this member
 received that one, its root must match, and no other received result may lie between. A missing
 commitment is not a fault, because announcements get lost.
+
+If results are audited, each epoch begins with empty states. No audit could tell where an earlier
+epoch's state comes from: some rounds are never drawn.
 """
 
 from __future__ import annotations
@@ -22,9 +25,16 @@ class StateChain:
 
     def __init__(self) -> None:
         self._roots: dict[bytes, dict[Place, set[bytes]]] = {}
+        self._starts_empty = False
 
-    def begin(self, epoch: int) -> None:
-        """Keep only the roots of the epoch before `epoch`, from which its results can continue."""
+    def begin(self, epoch: int, *, starts_empty: bool = False) -> None:
+        """Keep only the roots of the epoch before `epoch`, from which its results can continue.
+
+        `starts_empty`: whether members begin this epoch with empty states (`Run.starts_empty`).
+        """
+        self._starts_empty = starts_empty
+        if starts_empty:
+            self._roots.clear()
         for signer, roots in list(self._roots.items()):
             recent = {
                 epoch_round: afters
@@ -54,6 +64,10 @@ class StateChain:
         if since is None:
             within = last is not None and last[0] == commitment.epoch
             return "its optimizer state starts empty in the middle of an epoch" if within else None
+        if since >= current:
+            return "its optimizer state comes from a later round"
+        if self._starts_empty and since[0] != commitment.epoch:
+            return "its optimizer state comes from another epoch"
         if last is not None and since < last:
             return "its optimizer state does not continue from its last result"
         if since in roots and commitment.private.before not in roots[since]:

@@ -62,12 +62,6 @@ class OwnState:
         self.last_root = root
         self.withdraw()
 
-    def begin_epoch(self) -> None:
-        """Free the copies if the run has no audits any more."""
-        # Audits of the epoch's first results need the copies of the last epoch's states.
-        if not self._feed.run.config.verification_percent:
-            self.withdraw()
-
     def restored(self, root: StateRoot) -> None:
         """Continue from a saved state, whose result was revealed before the restart."""
         self.begin(root)

@@ -122,15 +122,15 @@ def auditable_heights(run: Run) -> tuple[int, ...]:
     return tuple(height for height in heights if seed_of_draw(run, height) is not None)
 
 
-def jury(members: Members, header: Round, target: int) -> int:
-    """Return the seats (a bitmap) that decide whether a result of `target` in a round is correct.
+def jury(members: Members, target: int) -> int:
+    """Return the seats (a bitmap) that decide whether a result of `target` is correct.
 
-    They are the established members of the round that hold all levels of the target. Members that
-    have left since still count, so that nobody can shrink a jury.
+    They are the judges of the epoch that hold all levels of the target. Members that have left
+    still count: otherwise, once many have left, the rest of a small coalition could be two thirds.
     """
-    electors = header.roster & members.judges
     tier = members.seats[target].tier
-    holders = (seat for seat in bitmap.seats(electors) if members.seats[seat].tier <= tier)
+    judges = bitmap.seats(members.judges)
+    holders = (seat for seat in judges if members.seats[seat].tier <= tier)
     return bitmap.from_seats(seat for seat in holders if seat != target)
 
 
@@ -138,14 +138,14 @@ def can_be_drawn(run: Run, members: Members, header: Round, target: int) -> bool
     """Return whether a result of `target` in a round of the running epoch may be drawn."""
     if not run.config.verification_percent or not header.established:
         return False
-    return jury(members, header, target).bit_count() >= MIN_JURY
+    return jury(members, target).bit_count() >= MIN_JURY
 
 
 def judged_seats(run: Run, members: Members, header: Round, juror: int) -> Iterator[int]:
     """Yield the seats whose results in a round of the running epoch `juror` may judge."""
     for seat in bitmap.seats(header.roster):
         is_drawable = can_be_drawn(run, members, header, seat)
-        if is_drawable and bitmap.contains(jury(members, header, seat), juror):
+        if is_drawable and bitmap.contains(jury(members, seat), juror):
             yield seat
 
 
@@ -176,7 +176,7 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
         elif (number >> 32) * 100 < threshold:
             established.append((number, seat))
     drawn = sorted(newcomers)[: MAX_DRAWN // 2] + sorted(established)[: MAX_DRAWN // 2]
-    return {seat: _auditor(jury(members, header, seat), number) for number, seat in drawn}
+    return {seat: _auditor(jury(members, seat), number) for number, seat in drawn}
 
 
 def _auditor(jurors: int, number: int) -> int:

@@ -113,6 +113,11 @@ class LrSchedule:
     cosine_decay_steps: int
     linear_decay_steps: int
 
+    @property
+    def peak(self) -> float:
+        """Return a rate that the schedule never exceeds."""
+        return max(self.base_lr, self.warmup_init_lr, self.final_lr, self.cosine_decay_final_lr)
+
 
 @dataclass(frozen=True, slots=True)
 class Model:

@@ -196,6 +196,15 @@ class Run:
         return self.state.active
 
     @property
+    def starts_empty(self) -> bool:
+        """Return whether members begin the running epoch with empty private states.
+
+        In audited runs they do: a state from an epoch's last round, which is never audited, would
+        decide later results.
+        """
+        return self.cold_start or bool(self.config.verification_percent)
+
+    @property
     def halted(self) -> bool:
         return self.state.halted
 

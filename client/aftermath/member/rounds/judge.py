@@ -232,6 +232,7 @@ class Judge:
             sequences=sequences,
             lr=self._epoch.learning_rate(commitment.step),
             ahead_lr=self._epoch.learning_rate(commitment.step - 1),
+            peak_lr=self._epoch.start.model.lr_schedule.peak,
             travelling=bool(self._epoch.rules.overlap) and commitment.private.since == last,
             dummy_seed=start if self._dummy else None,
         )

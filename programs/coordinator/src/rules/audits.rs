@@ -67,7 +67,7 @@ pub struct Draw<'a> {
     /// First position and length of the share of each seat.
     shares: Box<[[u16; 2]; MAX_MEMBERS]>,
     classes: [Class; 2],
-    /// For each tier, the round's electors of this or a lower tier number.
+    /// For each tier, the judges of this or a lower tier number.
     jurors: [Bitmap; MAX_LEVELS],
     /// Number of seats in each entry of `jurors`.
     counts: [u32; MAX_LEVELS],
@@ -86,12 +86,11 @@ impl<'a> Draw<'a> {
             recorded: bitmap::both(&recorded, &members.judges),
             threshold: u64::from(run.config.verification_percent) << 32,
         };
-        let electors = bitmap::both(&round.roster, &members.judges);
         let mut jurors = level_holders::by_tier(members);
         let mut counts = [0; MAX_LEVELS];
         let mut lower = [0; 32];
         for (holders, count) in jurors.iter_mut().zip(&mut counts) {
-            *count = add_holders(&mut lower, holders, &electors);
+            *count = add_holders(&mut lower, holders, &members.judges);
             *holders = lower;
         }
         Self {
@@ -142,7 +141,8 @@ impl<'a> Draw<'a> {
     }
 
     /// Return whether the hash of a member's result is low enough, the member had a share, and its jury can decide a
-    /// case. Members that have left since stay in the jury, so that nobody can shrink it.
+    /// case. Judges that have left stay in the jury. Otherwise, once many have left, the rest of a small coalition could
+    /// be two thirds of it.
     #[inline(never)]
     fn may_be_drawn(&self, class: &Class, target: u8, number: u64) -> bool {
         let tier = self.tier(target);
@@ -160,11 +160,11 @@ impl<'a> Draw<'a> {
     }
 }
 
-/// Add the electors of one tier to `lower`, the electors of lower tier numbers. Return the new size of `lower`. It is
-/// not inlined, because the compiler would unroll the loop over the tiers.
+/// Add the judges of one tier to `lower`, the judges of lower tier numbers. Return the new size of `lower`. It is not
+/// inlined, because the compiler would unroll the loop over the tiers.
 #[inline(never)]
-fn add_holders(lower: &mut Bitmap, holders: &Bitmap, electors: &Bitmap) -> u32 {
-    *lower = bitmap::either(lower, &bitmap::both(holders, electors));
+fn add_holders(lower: &mut Bitmap, holders: &Bitmap, judges: &Bitmap) -> u32 {
+    *lower = bitmap::either(lower, &bitmap::both(holders, judges));
     bitmap::count(lower)
 }
 
@@ -249,6 +249,20 @@ mod tests {
                 assert_eq!(bitmap::count(&audit.jury), expected);
             }
         }
+    }
+
+    #[test]
+    fn judges_that_left_before_the_round_are_jurors() {
+        let (mut run, members) = at_round_two(10, 10);
+        for round in &mut run.rounds {
+            round.roster = bitmap::without(&round.roster, &bitmap::only(9));
+        }
+        let found: Vec<(u8, Audit)> = (0..100).flat_map(|seed| audits(&run, &members, seed)).collect();
+        for (target, audit) in &found {
+            assert!(*target < 9);
+            assert_eq!(bitmap::has(&audit.jury, 9), members.seats[*target as usize].tier == 1);
+        }
+        assert!(found.iter().any(|(_, audit)| bitmap::has(&audit.jury, 9)));
     }
 
     #[test]

@@ -1,0 +1,96 @@
+"""Bounds of what honest training can leave in a private state.
+
+A replay begins with the state that a member committed to before the share. It shows that the share
+is honest, but not that this state is. These bounds limit what an invented state can do.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from aftermath.audit.claim import RESIDUAL, RESULT, VALUES
+from aftermath.audit.replay import AuditedShare
+from aftermath.optim.gradient_clip import LARGEST_RESIDUAL
+from aftermath.optim.lattice import SMALLEST
+from aftermath.optim.sparseloco_apply import most_of
+from aftermath.rules.distro import Distro
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
+
+_ROUNDING = 1.01
+_MARGIN = 4.0  # honest residuals reached 0.06 of the bound without it
+_FIRST = ("exp_avg", "first", "momentum")
+_SECOND = ("exp_avg_sq", "second")
+_MOMENTS = "private."
+
+
+def impossible_state(share: AuditedShare) -> str | None:
+    """Return why honest training cannot give the state before a share, or None.
+
+    Blocks that were not fetched count as zero.
+    """
+    settings = share.schema.optimizer
+    return _moments_fault(settings, share.before) or _residual_fault(
+        share.before, largest_residual(settings, share.peak_lr)
+    )
+
+
+def largest_residual(settings: Optimizer, peak_lr: float) -> float:
+    """Return the largest magnitude of a residual's number, with rates of at most `peak_lr`.
+
+    A residual is a sum of pseudo-gradients that decay, so it is at most the largest of these over
+    1 - decay.
+    """
+    keeps = 1 - settings.decay
+    change = math.inf
+    if isinstance(settings, SparseLoCo) and math.isfinite(peak_lr):
+        change = most_of(settings, peak_lr) * SMALLEST
+    elif isinstance(settings, Distro) and settings.clip is not None:
+        change = peak_lr * settings.clip
+    bound = _MARGIN * change / keeps if keeps > 0 else math.inf
+    return min(bound, LARGEST_RESIDUAL)
+
+
+def _residual_fault(before: Mapping[str, Tensor], bound: float) -> str | None:
+    for name, tensor in before.items():
+        if not name.startswith((RESIDUAL, VALUES)) or not tensor.numel():
+            continue
+        # A coefficient of a transform is at most the norm of its block.
+        largest = (
+            bound if name.startswith(RESIDUAL) else bound * math.sqrt(_block_size(name, before))
+        )
+        size = float(tensor.abs().max())
+        if not size <= largest:
+            return f"{name.removeprefix(RESULT)} reaches {size:.2g}, and training at most {largest:.2g}"
+    return None
+
+
+def _block_size(name: str, before: Mapping[str, Tensor]) -> int:
+    residual = before[RESIDUAL + name.removeprefix(VALUES)]
+    return residual[0].numel()
+
+
+def _moments_fault(settings: Optimizer, before: Mapping[str, Tensor]) -> str | None:
+    """Return a fault if moments are larger than clipped gradients give."""
+    # A moment is a mean of clipped gradients, or of their squares. One absurd number would also
+    # make the distance of all other moments small, because that is relative to their norm.
+    clip = getattr(settings, "clip", None)
+    if clip is None:
+        return None
+    for kind in _FIRST:
+        norm = math.sqrt(sum(float(t.double().norm()) ** 2 for t in _of_kind(kind, before)))
+        if not norm <= _ROUNDING * clip:
+            return f"the norm of {kind} is {norm:.2g}, and gradients are clipped to {clip:g}"
+    for kind in _SECOND:
+        total = sum(float(t.double().sum()) for t in _of_kind(kind, before))
+        if not total <= _ROUNDING * clip**2:
+            return f"the sum of {kind} is {total:.2g}, and gradients are clipped to {clip:g}"
+    return None
+
+
+def _of_kind(kind: str, before: Mapping[str, Tensor]) -> list[Tensor]:
+    start = f"{_MOMENTS}{kind}/"
+    return [tensor for name, tensor in before.items() if name.startswith(start)]
