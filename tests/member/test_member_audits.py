@@ -451,6 +451,41 @@ def test_late_cheat_is_convicted_in_cooldown(tmp_path: Path, height: int) -> Non
     assert sim.compare(sim.sim_members[:-1]) > 0
 
 
+def keep_state_across_epochs(sim_member: SimMember) -> None:
+    """Make a member begin the next epoch with the state of the last one."""
+    assert sim_member.member is not None
+    replica = sim_member.member._replica
+    assert replica is not None
+    own_state = sim_member.member._own_state
+    own_state.begin = lambda root: None  # type: ignore[method-assign]
+    replica.optimizer.reset = lambda: None  # type: ignore[method-assign]
+
+
+@pytest.mark.slow
+def test_state_of_an_earlier_epoch_is_refused(tmp_path: Path) -> None:
+    """It may come from a round that no audit draws, so audits could not tell if it is invented."""
+    keeping = -1
+
+    async def scenario(sim: SimulatedRun) -> None:
+        nonlocal keeping
+        members = [sim.add(0) for _ in range(5)]
+        await sim.until_round(2)
+        keeping = seat_of(sim, members[-1])
+        keep_state_across_epochs(members[-1])
+        await sim.until_round(4, epoch=1)
+
+    sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES)
+    honest = sim.sim_members[:-1]
+    for one in honest:
+        refusals = one.saw("refused", seat=keeping)
+        assert {event["why"] for event in refusals} == {
+            "its optimizer state comes from another epoch"
+        }
+    assert not any(one.saw("refused", seat=seat_of(sim, one)) for one in honest)
+    assert sim.members.seats[keeping].state is not MemberState.HEALTHY
+    assert sim.compare(honest) > 0
+
+
 def falsify_one_tensor(sim_member: SimMember) -> None:
     """Make a member commit to a state with one false tensor of the residual."""
     assert sim_member.member is not None

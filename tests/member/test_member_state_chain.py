@@ -410,8 +410,8 @@ def test_state_is_not_served_before_reveal(tmp_path: Path) -> None:
         with pytest.raises(RequestRefused):
             await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
         refused += 1
-        await sim.until(lambda run: run.current.height == 3)
-        await asyncio.sleep(0.2)
+        # It copies the state before it trains the next share.
+        await sim.until(lambda run: bool(sim_member.saw("trained", epoch=1, height=3)))
         await ask_block(checker, sim_member.id, mine.private.after, parts, 0, 5)
 
     play(tmp_path, scenario, rounds_per_epoch=4, verification_percent=1, init_min_clients=5)
