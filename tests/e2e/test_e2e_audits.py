@@ -45,7 +45,7 @@ def test_cheating_member_loses_its_bond(
         options=("--precision", precision),
     )
     losers = play_result.seats("case_decided", "loser")
-    if percent == 6 and not losers:  # the cheating member's results were not drawn by chance
+    if percent == 6 and not losers:  # the cheater's results were not drawn by chance
         assert not play_result.forfeited
         return
     assert play_result.seat is not None
@@ -75,7 +75,7 @@ def test_cheating_client_of_server_is_ejected(
         verification_percent=60,
     )
     try:
-        *honest, cheat = [
+        *honest, cheater = [
             server_run.start(
                 0, number, [sys.executable, CHEATING, "half"] if number == 4 else SCRIPT
             )
@@ -89,9 +89,9 @@ def test_cheating_client_of_server_is_ejected(
             }
 
         server_run.until(lambda: bool(losers()), "the cheating client is ejected")
-        server_run.members[cheat].kill()  # or it would come back
+        server_run.members[cheater].kill()  # or it would come back
         assert [server_run.members[name].wait() for name in honest] == [0, 0, 0, 0]
-        assert losers() == {logs[cheat].events_of("joined")[-1]["seat"]}
+        assert losers() == {logs[cheater].events_of("joined")[-1]["seat"]}
         assert compare_replicas({name: logs[name] for name in honest}) > 0
     finally:
         server_run.kill_all()

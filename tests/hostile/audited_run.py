@@ -1,4 +1,4 @@
-"""A run with audits of five members, one of which cheats. Its bond is at stake."""
+"""Run five members with bonds and audits. One or two of them cheat."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CHEATING = Path(__file__).with_name("cheating_member.py")
 BOND = 2_000_000  # lamports
 EPOCHS = 2
 ROUND_SECONDS = 5
-"""Time for two replays on a busy machine, which an auditor makes before it accuses."""
+"""Minimum round. An auditor replays twice before it accuses."""
 RULES = {
     "min_clients": 3,
     "init_min_clients": 5,
@@ -33,12 +33,12 @@ _LIMIT = ("--max-bond", str(BOND))
 
 @dataclass(frozen=True)
 class AuditedRun:
-    """What the chain and the other members say at the end."""
+    """What the chain and the other members say at the end. The cheater is the highest number."""
 
     seat: int | None
-    """The cheating member's."""
+    """Seat of the cheater."""
     forfeited: int
-    """Seats (a bitmap) that had lost their bond when the cheating member was stopped."""
+    """Seats (a bitmap) that had lost their bond when the cheater was stopped."""
     events: tuple[Event, ...]
     """Events of the other members."""
 
@@ -60,10 +60,10 @@ def play(
     steps: int,
     options: Sequence[str] = (),
 ) -> AuditedRun:
-    """Play a run until it is finished, and stop the cheating member once it is ejected.
+    """Play a run until it is finished, and stop its cheater once it is ejected.
 
-    `cheats` names what members do (`hostile.cheating_member`), by number. The last one's bond is at
-    stake, and the members with other numbers are honest. `options` are those of `train`.
+    `cheats` maps a member's number to its way of cheating (`hostile.cheating_member`); other
+    members are honest. The run should eject the highest number. `options` are those of `train`.
     """
     lengths = {"rounds_per_epoch": steps // EPOCHS, "total_steps": steps}
     rules = RULES | lengths | {"verification_percent": percent, "min_round_time": ROUND_SECONDS}
@@ -73,27 +73,27 @@ def play(
     lent.mkdir()
     cluster.command("set-paused", "resume", "--run-id", cluster.run_id)
     # All must be in the first epoch: a newcomer audits nobody in the second one.
-    for number, name in cheats.items():
-        line = [sys.executable, CHEATING, name, *cluster.line(members[number], *_LIMIT, *options)]
+    for number, cheat in cheats.items():
+        line = [sys.executable, CHEATING, cheat, *cluster.line(members[number], *_LIMIT, *options)]
         cluster.launch(members[number], line, LENT_RESULTS=str(lent))
     for number in cheats:
-        cluster.until(partial(cluster.seat, members[number]), "a cheating member joins")
+        cluster.until(partial(cluster.seat, members[number]), "a cheater joins")
     for number, member in enumerate(members):
         if number not in cheats:
             cluster.start(member, *_LIMIT, *options)
-    cheat = members[max(cheats)]
-    others = [member for member in members if member is not cheat]
+    cheater = members[max(cheats)]
+    others = [member for member in members if member is not cheater]
 
     def is_over() -> bool:
-        seat = cluster.seat(cheat)
+        seat = cluster.seat(cheater)
         is_ejected = seat is not None and seat.state is MemberState.EJECTED
         return is_ejected or cluster.run.state is RunState.FINISHED
 
     patience = PATIENCE + 15 * steps  # seconds
-    cluster.until(is_over, "the cheating member is ejected", patience)
-    seat = cluster.chain_members.find(bytes(cheat.wallet))
+    cluster.until(is_over, "the cheater is ejected", patience)
+    seat = cluster.chain_members.find(bytes(cheater.wallet))
     forfeited = cluster.chain_members.forfeited
-    cheat.process.kill()  # or it would pay another bond and come back
+    cheater.process.kill()  # or it would pay another bond and come back
     cluster.until(lambda: cluster.run.state is RunState.FINISHED, "the run finishes", patience)
     assert [member.process.wait() for member in others] == [0] * len(others)
     assert cluster.run.trained_steps == steps

@@ -31,7 +31,7 @@ from aftermath.replica.replica import Replica
 from aftermath.server.__main__ import main as run_server_client
 from aftermath.train import assembly
 
-_LOOK_S = 0.05
+_POLL_S = 0.05
 _PATIENCE_S = 10.0  # for the friend's result
 Lent = tuple[Trained, dict[str, Tensor]]
 """A result, and the private state after it."""
@@ -59,7 +59,7 @@ class OtherDataReplica(Replica):
 
 
 class _FriendReplica(Replica):
-    """Finds the file of a round's result, which two friends with equal weights both find."""
+    """Names a round's file by its weights, so that both friends use the same file."""
 
     def _file(self) -> Path:
         # With overlap, two rounds may begin from equal weights.
@@ -96,12 +96,12 @@ class BorrowingReplica(_FriendReplica):
     ) -> Trained:
         """Return the friend's result of the round. Train if there is none."""
         file = self._file()
-        for _ in range(round(_PATIENCE_S / _LOOK_S)):
+        for _ in range(round(_PATIENCE_S / _POLL_S)):
             if file.exists():
                 lent: Lent = torch.load(file, weights_only=False)
                 self.optimizer.restore(lent[1])
                 return replace(lent[0], tokens=sequences.numel())
-            if cancelled.wait(_LOOK_S):
+            if cancelled.wait(_POLL_S):
                 break
         return super().train(sequences, lr, ahead_lr, cancelled, *arguments, **options)
 

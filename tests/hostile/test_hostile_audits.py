@@ -16,7 +16,7 @@ FALSE_RESULTS = {
     "other data": {4: "other data"},
     "a friend's results": {0: "lends", 4: "borrows"},
 }
-"""Members that cheat, by number. The last one sends false results."""
+"""Per test case, the cheat of each hostile member. The last one sends false results."""
 
 
 @pytest.mark.nightly
@@ -28,7 +28,7 @@ def test_member_with_false_results_loses_its_bond(
     result = play(cluster, run_inputs, cheats, percent=PERCENT, steps=STEPS)
     assert result.seat is not None
     assert result.forfeited == 1 << result.seat
-    assert result.seats("case_decided", "loser") <= {result.seat}
+    assert result.seats("case_decided", "loser") == {result.seat}
     assert result.seats("audited", "seat", verdict="mismatch") == {result.seat}
 
 
@@ -46,6 +46,6 @@ def test_accuser_of_honest_members_loses_its_bond(
     )
     assert result.seat is not None
     assert result.forfeited == 1 << result.seat
-    assert result.seats("case_decided", "loser") <= {result.seat}
+    assert result.seats("case_decided", "loser") == {result.seat}
     assert result.seats("case_opened", "auditor") == {result.seat}
     assert not result.seats("audited", "seat", verdict="mismatch")

@@ -26,7 +26,7 @@ _PROMPT = 0.7
 """Probability that an honest member has ended a replay when it is asked."""
 
 
-class AuditedRun:
+class CoalitionRun:
     """One run, drawn from a seed. Indices of members are their seats."""
 
     def __init__(self, seed: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from aftermath.sim.chain_invariants import InvariantBroken
 from aftermath.sim.coalition import Ballot, Coalition, Habits, is_minority
-from programs.audit_coalitions import AuditedRun
+from programs.audit_coalitions import CoalitionRun
 
 CAMPAIGN = int(os.environ.get("AUDIT_RUNS", "2000"))
 PARTS = 10
@@ -24,7 +24,7 @@ def play(seeds: range) -> tuple[int, int]:
     convictions = 0
     acquittals = 0
     for seed in seeds:
-        audited = AuditedRun(seed)
+        audited = CoalitionRun(seed)
         try:
             audited.play()
         except AssertionError as broken:
@@ -54,7 +54,7 @@ def test_minority_convicts_no_honest_member_in_campaign(part: int) -> None:
 
 def test_majority_breaks_invariant() -> None:
     """Otherwise the campaign would find nothing, whatever the program did."""
-    audited = AuditedRun(1)
+    audited = CoalitionRun(1)
     liars = {seat: LIAR for seat in audited.tiers if seat}
     audited.coalition = Coalition(random.Random(0), liars, lambda height, seat: False)
     with pytest.raises(InvariantBroken, match="ejected the honest member 0"):

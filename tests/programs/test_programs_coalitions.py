@@ -183,7 +183,7 @@ def unseen(comparison: Comparison) -> int:
     return pair[0].roster & ~(pair[1].attested or 0) & comparison.oracle.healthy if pair else 0
 
 
-class Members(RuleBasedStateMachine):
+class MembersMachine(RuleBasedStateMachine):
     """A run whose serving members do what is due, each like its own client."""
 
     honest = range(ALL)
@@ -287,7 +287,7 @@ class Members(RuleBasedStateMachine):
         return agreed
 
 
-class AnyWallets(Members):
+class AnyWallets(MembersMachine):
     """Serving wallets, wallets that do anything, and an owner that makes random changes."""
 
     @initialize(
@@ -361,7 +361,7 @@ class AnyWallets(Members):
         comparison.set_paused(False)
 
 
-class Coalition(Members):
+class CoalitionMachine(MembersMachine):
     """Seven of nine members do what is due before time passes.
 
     The other two do anything at any moment.
@@ -454,7 +454,7 @@ class Coalition(Members):
             yield from (round for round in us.rounds if id(round) not in settled)
 
 
-class Hiders(Coalition):
+class Hiders(CoalitionMachine):
     """The coalition after an epoch in which all members showed their levels.
 
     One of the two hides level 0 repeatedly.
@@ -503,13 +503,13 @@ class Hiders(Coalition):
         return acted
 
 
-class TooMany(Coalition):
+class TooMany(CoalitionMachine):
     """A coalition of four of nine members, which is more than a third."""
 
     honest = range(5)
 
 
-EXAMPLES = {AnyWallets: 8, Coalition: 6, Hiders: 2}
+EXAMPLES = {AnyWallets: 8, CoalitionMachine: 6, Hiders: 2}
 MACHINES = pytest.mark.parametrize("machine", EXAMPLES)
 STEPS = 30
 
