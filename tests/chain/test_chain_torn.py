@@ -15,7 +15,7 @@ from aiohttp import web
 from solders.system_program import TransferParams, transfer
 
 from aftermath.chain.accounts import fetch
-from aftermath.chain.addresses import EVERYONE, authorization_address, run_addresses
+from aftermath.chain.addresses import EVERYONE, run_addresses
 from aftermath.chain.authorizer import Authorizer
 from aftermath.chain.endpoints import Endpoint, endpoint
 from aftermath.chain.member import SolanaMember
@@ -62,7 +62,7 @@ async def test_lamports_at_authorization_address_do_not_block_join(
     grantor = embedded.wallet.pubkey
     sender = coordinator.sender
     for grantee in (EVERYONE, grantor):
-        place = authorization_address(authorizer.program_id, grantor, grantee, bytes(run))
+        [place] = authorizer.size(grantor, grantee, scope=bytes(run))
         params = TransferParams(from_pubkey=grantor, to_pubkey=place, lamports=1_000_000)
         await sender.send_packed([transfer(params)])
         assert await authorizer.fetch(grantor, grantee, bytes(run)) is None

@@ -73,7 +73,7 @@ def test_evidence_is_bounded_and_one_pair_per_share() -> None:
             signed(height=height, step=height + 1, **another(commitment)),
         )
         store.add(commitment, *pair), store.add(commitment, *pair)
-    assert len(store.pairs) == evidence.MOST
+    assert len(store._pairs) == evidence.MOST
     assert len([e for e in inbox.events if e["kind"] == "equivocated"]) == evidence.MOST + 5
 
 

@@ -124,12 +124,13 @@ def payload(bits: int, **changes: float) -> bytearray:
 def encoded_again(votes: Votes, results: ResultFormat) -> bytes:
     """Return the payload of decoded votes."""
     layout = level_layout(results, LEVEL)
-    indices = np.full(layout.entries, UNUSED, np.uint16)
-    values = np.zeros(layout.entries, np.float32)
+    entries = results.entries(LEVEL)
+    indices = np.full(entries, UNUSED, np.uint16)
+    values = np.zeros(entries, np.float32)
     bases = entry_bases(layout)
     starts = np.flatnonzero(np.diff(bases, prepend=-1))
     at = dict(zip(votes.positions.tolist(), votes.multiples().tolist(), strict=True))
-    for first, last in zip(starts, [*starts[1:], layout.entries], strict=True):
+    for first, last in zip(starts, [*starts[1:], entries], strict=True):
         base = int(bases[first])
         block = next(g.block for g in layout.groups if g.base <= base < g.base + g.blocks * g.block)
         own = sorted(position for position in at if base <= position < base + block)

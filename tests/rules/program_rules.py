@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from aftermath.rules import bitmap
-from aftermath.rules.committee import WITNESS, positions
+from aftermath.rules.committee import WITNESS, order
 from aftermath.rules.consensus import consensus
 from aftermath.rules.run import MAX_WITNESSES, Attestation, Round
 
@@ -25,7 +25,10 @@ def witness_positions(header: Round) -> list[int]:
     """Return the position in the order of the witnesses of each member that began the epoch, by
     rank.
     """
-    return positions(header.seed, WITNESS, header.began.bit_count())
+    positions = [0] * header.began.bit_count()
+    for position, rank in enumerate(order(header.seed, WITNESS, len(positions))):
+        positions[rank] = position
+    return positions
 
 
 def attested_mask(

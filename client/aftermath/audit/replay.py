@@ -68,13 +68,8 @@ class Replay:
     """Payload per held level."""
     state: Mapping[str, Tensor]
     """The private state after the share: residual, chosen entries and moments."""
-    norms: Mapping[int, float]
-    """Norm of the pseudo-gradient per held level, without balance vectors."""
     block_norms: Mapping[int, list[Tensor]]
     """Norm of each block of the pseudo-gradient: per held level, a tensor [blocks] per group."""
-    loss: float
-    losses: tuple[float, ...]
-    """Mean loss of each inner step."""
     passes: PassSettings
     """Precision and device of the replay's passes."""
 
@@ -133,21 +128,16 @@ def replay(
             share.lr,
             share.ahead_lr,
             cancelled,
-            measured=True,
             travelling=share.travelling,
             dummy_seed=share.dummy_seed,
         )
     except NonFiniteGradient as error:
         return NoResult(error.message)
-    assert trained.measured is not None
     return Replay(
         share=share,
         payloads=trained.payloads,
         state=replica.optimizer.state(),
-        norms={level: metrics.gradient_norm for level, metrics in trained.measured.items()},
         block_norms=block_norms,
-        loss=trained.loss,
-        losses=trained.losses,
         passes=replica.pass_settings,
     )
 

@@ -131,10 +131,6 @@ class Authorizer:
         self._pool = pool
         self._program = authorizer_program(program_id)
 
-    @property
-    def program_id(self) -> Pubkey:
-        return self._program.id
-
     def ix(self, user: Pubkey) -> AuthorizerInstructions:
         """Return the instruction builders for the signer `user`."""
         return AuthorizerInstructions(self._program, user)

@@ -45,10 +45,9 @@ class WitnessFigures:
 
 @dataclass(frozen=True, slots=True)
 class Transaction:
-    """A transaction that named the run's account; `at` in unix seconds, the fee in lamports."""
+    """A transaction that named the run's account. The fee is in lamports."""
 
     slot: int
-    at: int | None
     fee: int
     payer: Pubkey
     stated: tuple[WitnessFigures, ...]
@@ -126,7 +125,7 @@ class RunTransactions:
             raise BadReply("the RPC node sent a malformed transaction")
         message = transaction.message
         stated = tuple(self._witness_figures(message)) if meta.err is None else ()
-        return Transaction(reply.slot, reply.block_time, meta.fee, message.account_keys[0], stated)
+        return Transaction(reply.slot, meta.fee, message.account_keys[0], stated)
 
     def _witness_figures(self, message: Message | MessageV0) -> Iterator[WitnessFigures]:
         keys = message.account_keys

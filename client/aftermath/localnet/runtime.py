@@ -130,7 +130,6 @@ class ExecutionOutcome:
     keys: list[Pubkey]
     loaded_writable: int
     loaded_readonly: int
-    writable: list[int]
     pre_balances: list[int]
     post_balances: list[int]
     before: list[AccountState]
@@ -235,9 +234,7 @@ class Runtime:
         post = list(pre)
         for index, (_, account) in zip(writable, after, strict=True):
             post[index] = account.lamports if account is not None else 0
-        return ExecutionOutcome(
-            error, landed, meta, fee, keys, *loaded, writable, pre, post, before, after
-        )
+        return ExecutionOutcome(error, landed, meta, fee, keys, *loaded, pre, post, before, after)
 
     def _call(
         self, tx: VersionedTransaction, fee: Fee, payer: Account, before: list[AccountState]
@@ -293,7 +290,7 @@ def _is_charged(error: Any) -> bool:
 
 def _refused(error: str, fee: Fee, message: Message | MessageV0) -> ExecutionOutcome:
     return ExecutionOutcome(
-        error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], [], []
+        error, False, NO_META, fee, list(message.account_keys), 0, 0, [], [], [], []
     )
 
 

@@ -82,11 +82,6 @@ class Evidence:
         self.on_pair: Callable[[Commitment, Pair], None] | None = None
         """Called with a new pair and one of its commitments."""
 
-    @property
-    def pairs(self) -> tuple[Pair, ...]:
-        """Return all kept pairs, oldest first."""
-        return tuple(self._pairs.values())
-
     def add(self, first: Commitment, raw: bytes, other_raw: bytes) -> None:
         """Keep two announcements of one seat and round, if they prove equivocation and are new."""
         key = (first.epoch, first.height, first.seat)

@@ -81,11 +81,6 @@ class LevelLayout:
         """Return the number of coefficients in all blocks."""
         return sum(group.blocks * group.block for group in self.groups)
 
-    @property
-    def entries(self) -> int:
-        """Return the number of entries in the level."""
-        return sum(part.blocks.entries for part in self.parts)
-
     def canonical(self, per_group: Sequence[Tensor]) -> Tensor:
         """Flatten one tensor [blocks, n] per group (for example n = topk) into canonical order."""
         if not any(blocks.shape[1] for blocks in per_group):

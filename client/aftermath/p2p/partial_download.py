@@ -79,7 +79,6 @@ class PartialBlob:
     workers may find work.
     """
 
-    size: int
     buffer: bytearray
     todo: deque[BlobSpan]
     active: dict[Source, Pull] = field(default_factory=dict)
@@ -91,7 +90,7 @@ class PartialBlob:
         """Return an empty blob. Large ones are cut into ranges."""
         step = RANGE if size >= STRIPE_FROM else size
         spans = deque(BlobSpan(start, min(start + step, size)) for start in range(0, size, step))
-        return cls(size, bytearray(size), spans)
+        return cls(bytearray(size), spans)
 
     @property
     def complete(self) -> bool:

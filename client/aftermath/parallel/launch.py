@@ -44,7 +44,6 @@ class RankProcesses:
 
     def __init__(self, mesh: Mesh, threads: int, store: Path) -> None:
         """Start the processes."""
-        self._mesh = mesh
         self._joins = [
             Join(rank, mesh.data, mesh.tensor, str(device), threads, str(store))
             for rank, device in enumerate(mesh.devices)

@@ -47,8 +47,3 @@ def seats(mask: int) -> Iterator[int]:
 def contains(mask: int, seat: int) -> bool:
     """Return whether `seat` is set. A seat outside the bitmap is never set."""
     return seat >= 0 and bool(mask >> seat & 1)
-
-
-def rank(mask: int, seat: int) -> int:
-    """Return the index of a member within a round's roster: the number of lower seats in it."""
-    return (mask & ((1 << seat) - 1)).bit_count()

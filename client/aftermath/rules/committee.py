@@ -56,14 +56,6 @@ def order(seed: int, purpose: bytes, n: int) -> list[int]:
     return shuffle(purpose_state(seed, purpose), n)
 
 
-def positions(seed: int, purpose: bytes, n: int) -> list[int]:
-    """Return the position of each rank: the inverse of `order`."""
-    result = [0] * n
-    for position, rank in enumerate(order(seed, purpose, n)):
-        result[rank] = position
-    return result
-
-
 def ordered(header: Round, purpose: bytes) -> tuple[int, ...]:
     """Return the seats that began the epoch, in a round's order of one purpose."""
     return in_order(header, purpose, header.began)

@@ -83,15 +83,6 @@ class DataLocation:
     """
 
     @property
-    def folder(self) -> str:
-        """Return the folder in the bucket."""
-        return (
-            self.secondary
-            if not self.files_hash
-            else self.secondary[: -len(_HASH_MARK) - _HASH_DIGITS]
-        )
-
-    @property
     def files_hash(self) -> str:
         """Return the agreed hash (hex) of the files' records, or an empty string."""
         _, mark, digits = self.secondary.rpartition(_HASH_MARK)

@@ -41,7 +41,6 @@ class DeepseekDecoder(nn.Module):
 
     def __init__(self, config: DeepseekConfig, tier: int) -> None:
         super().__init__()
-        self.config = config
         blank = torch.empty(config.vocab_size, config.hidden_size)  # [V, D]
         self.embed_tokens = nn.Embedding.from_pretrained(blank, freeze=False)
         shape = config.shape(tier)

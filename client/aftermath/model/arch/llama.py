@@ -35,7 +35,6 @@ class LlamaDecoder(nn.Module):
 
     def __init__(self, config: LlamaConfig, tier: int) -> None:
         super().__init__()
-        self.config = config
         shape = config.shape(tier)
         # [V, D]; torch's own init imports its compiler
         blank = torch.empty(config.vocab_size, config.hidden_size)
