@@ -3,9 +3,6 @@
 A commitment names the member's earlier commitment that its state continues from. If this member
 received that one, its root must match, and no other received result may lie between. A missing
 commitment is not a fault, because announcements get lost.
-
-If results are audited, each epoch begins with empty states. No audit could tell where an earlier
-epoch's state comes from: some rounds are never drawn.
 """
 
 from __future__ import annotations
@@ -66,6 +63,7 @@ class StateChain:
             return "its optimizer state starts empty in the middle of an epoch" if within else None
         if since >= current:
             return "its optimizer state comes from a later round"
+        # No audit could tell where that state comes from, because some rounds are never drawn.
         if self._starts_empty and since[0] != commitment.epoch:
             return "its optimizer state comes from another epoch"
         if last is not None and since < last:
