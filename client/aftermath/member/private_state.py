@@ -74,7 +74,12 @@ class PrivateState:
         self._file = _file_in(directory, ports.coordinator.wallet, identity) if directory else None
 
     async def keep(self, replica: Replica, epoch: int, hashes: Mapping[int, bytes]) -> None:
-        """Write the state of a replica that ended `epoch` with these hashes, in the background."""
+        """Write the state of a replica that ended `epoch` with these hashes, in the background.
+
+        Nothing is written in an audited run, whose epochs begin without states.
+        """
+        if self._ports.feed.run.config.verification_percent:
+            return
         file = self._file
         root = self._own_state.last_root
         if file is None or root is None:  # an optimizer that has not trained has no state
