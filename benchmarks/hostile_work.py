@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from aftermath.audit.claim import (
+    RESIDUAL,
     Claim,
     blocks_to_fetch,
     claim_of,
@@ -58,6 +59,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
     "distro": Distro(**_BLOCKS),
 }
 BF16 = Arithmetic(bf16=True)
+INVENTED = 1e6
+"""Each number of an invented residual."""
 
 
 class Way(NamedTuple):
@@ -153,6 +156,19 @@ def claim_bf16(members: Members) -> Submission:
     return replace(made, passes=made.passes._replace(products="bf16"))
 
 
+def invent_residual(members: Members) -> Submission:
+    """Train honestly, but from a residual that is far larger than training gives."""
+    share = members.own.share
+    invented = {
+        name: torch.full_like(tensor, INVENTED) if name.startswith(RESIDUAL) else tensor
+        for name, tensor in share.before.items()
+    }
+    share = replace(share, before=invented)
+    member = member_with(share)
+    payloads = train(member, share)
+    return _submission(share, claim_of(payloads, member.optimizer.state()))
+
+
 def _skip(steps: int) -> Callable[[TrainedShare], Claim]:
     return lambda trained: skip_steps(trained, steps)
 
@@ -163,9 +179,10 @@ ATTACKS: Mapping[str, Callable[[Members], Submission]] = {
     "skips 15 of 30 inner steps": partial(_falsified, _skip(15)),
     "trains the weights of the round before": partial(_falsified, train_stale_weights),
     "trains other data": partial(_falsified, train_other_sequences),
-    "adds 5 % of a fixed direction": partial(_falsified, add_direction),
+    "adds 5% of a fixed direction": partial(_falsified, add_direction),
     "sends a friend's result": copy_friend,
     "repeats its last result and state": partial(_falsified, repeat_last_state),
+    "invents a large residual once": invent_residual,
     "skips 15 steps, claims a GPU": claim_gpu,
     "skips 15 steps, claims bf16 on a GPU": claim_bf16,
     "trains in bf16, claims fp32": partial(_falsified, _trained_in_bf16),
