@@ -356,7 +356,7 @@ def pass_settings(
 
 def step_products(schema: Schema, device: torch.device) -> Products:
     """Return the precision of products in the inner optimizer on a device."""
-    in_bf16 = schema.optimizer.inner_optimizer == "muon" and muon.at_once(device)
+    in_bf16 = schema.optimizer.may_step_in_bf16 and muon.at_once(device)
     return "bf16" if in_bf16 else "fp32"
 
 

@@ -197,6 +197,11 @@ class Optimizer:
         return None
 
     @property
+    def may_step_in_bf16(self) -> bool:
+        """Return whether some devices compute the products of inner steps in bf16."""
+        return self.inner_optimizer == "muon"
+
+    @property
     def moments(self) -> int:
         """Return how many moments a member keeps per number of a hidden matrix."""
         return 0
