@@ -251,6 +251,30 @@ def test_members_copy_only_what_can_be_audited(
 
 
 @pytest.mark.slow
+def test_only_drawn_results_are_kept_after_draw(tmp_path: Path) -> None:
+    kept: dict[int, set[int]] = {}
+    drawn: dict[int, set[int]] = {}
+
+    async def scenario(sim: SimulatedRun) -> None:
+        members = [sim.add(0) for _ in range(5)]
+        for height in range(3, RULES["rounds_per_epoch"]):
+            await sim.until_round(height, epoch=1)
+            for one in members:
+                assert one.member is not None
+                assert one.member._rounds is not None
+                audits = one.member._rounds._audits
+                for (drawn_at, _), results in audits._drawn_by_round.items():
+                    drawn.setdefault(drawn_at, set()).update(results)
+                for recorded_at, seat in audits._audited:
+                    kept.setdefault(recorded_at, set()).add(seat)
+
+    play(tmp_path, scenario, **RULES | {"verification_percent": 40})
+    assert any(drawn.values())
+    assert any(len(results) < 4 for results in drawn.values())
+    assert all(kept.get(height, set()) <= results for height, results in drawn.items())
+
+
+@pytest.mark.slow
 def test_newcomers_copy_no_start_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are audited, but judge nobody."""
     copies = Copies(monkeypatch)
