@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from itertools import count
 
 import pytest
 import torch
 
-from aftermath.audit.replay import NoResult, Replay, replay
+from aftermath.audit.replay import AuditedShare, NoResult, Replay, replay
 from aftermath.optim.interfaces import BadState
-from aftermath.replica.replica import Cancelled
+from aftermath.replica import replica
+from aftermath.replica.memory import LiveBytes
+from aftermath.replica.pass_size import OutOfMemory, room
+from aftermath.replica.replica import Cancelled, accumulate
 from audit.audited_rounds import CASES, last_share, members
 from optim.optim_replica import bits
 
@@ -103,6 +107,33 @@ def test_replay_can_be_cancelled() -> None:
     cancelled.set()
     with pytest.raises(Cancelled):
         replay(last_share("adamw").share, device=CPU, cancelled=cancelled)
+
+
+def memory_for(share: AuditedShare, sequences: int) -> int:
+    """Return the free bytes with which passes of `sequences` sequences fit, but no larger ones."""
+    member = members.member_with(share)
+    with LiveBytes() as live:
+        accumulate(member.passes.plain(), share.sequences[:1], 1, threading.Event())
+    gradients = sum(tensor.nbytes for tensor in member.params.values())
+    fitting = next(size for size in count(1) if room(live.peak, size << 10) >= sequences)
+    return (fitting << 10) + gradients
+
+
+@pytest.mark.parametrize(("name", "per_step"), [("adamw", members.PER_STEP), ("distro", 32)])
+def test_memory_for_replay_is_that_of_one_step(
+    name: str, per_step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member that claims a larger micro-batch size must not keep others from judging it."""
+    share = last_share(name).share
+    enough = memory_for(share, per_step)
+    too_little = memory_for(share, per_step - 1)
+    monkeypatch.setattr(replica, "free_bytes", lambda device: enough)
+    for micro_batch in (per_step, 65535):
+        found = replay(share, device=CPU, micro_batch=micro_batch, exact=True)
+        assert isinstance(found, Replay)
+    monkeypatch.setattr(replica, "free_bytes", lambda device: too_little)
+    with pytest.raises(OutOfMemory):
+        replay(share, device=CPU, micro_batch=65535, exact=True)
 
 
 def test_replay_measures_pass_size_by_default() -> None:

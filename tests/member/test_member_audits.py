@@ -588,30 +588,6 @@ def test_member_serving_only_its_residual_is_not_convicted(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_evidence_is_dropped_after_its_rounds_were_judged(tmp_path: Path) -> None:
-    lent: list[int] = []
-
-    def lent_by(sim_member: SimMember) -> int:
-        assert sim_member.member is not None
-        return len(sim_member.member._own_state._share._lent)
-
-    async def scenario(sim: SimulatedRun) -> None:
-        *honest, cheating = [sim.add(0) for _ in range(5)]
-        await sim.until_round(1)
-        corrupt_member(cheating, skip_half)
-        seat = seat_of(sim, cheating)
-        await sim.until(lambda _: sim.members.seats[seat].state is MemberState.EJECTED)
-        lent.append(sum(map(lent_by, honest)))
-        await sim.kill(cheating)
-        await sim.until(lambda run: run.epoch == 2 and run.current.height == 3)
-        lent.append(sum(map(lent_by, honest)))
-
-    play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES | {"total_steps": 24})
-    assert lent[0] > 0
-    assert lent[1] == 0
-
-
-@pytest.mark.slow
 def test_run_with_cheating_member_is_deterministic(tmp_path: Path) -> None:
     events = []
     for name in ("one", "two"):

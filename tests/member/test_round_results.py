@@ -14,11 +14,16 @@ from solders.keypair import Keypair
 from aftermath.member.announced_results import Results
 from aftermath.member.round_plan import plan_round
 from aftermath.member.rounds.collect import Collector
+from aftermath.optim.schema import build_schema
 from aftermath.p2p.transport import RequestRefused
 from aftermath.rules.announcements import LevelPayload, SequenceInterval, encode_announcement
+from aftermath.rules.optimizer import Optimizer
+from aftermath.rules.sparseloco import SparseLoCo
+from aftermath.sim.setup import CONFIG
 from aftermath.sim.virtual_time import run_virtual
 from member.result_inbox import (
     BATCH,
+    DISTRO,
     SCHEMA,
     SECRETS,
     ResultInbox,
@@ -82,6 +87,25 @@ def test_plan_admits_assigned_result(seat: int) -> None:
 )
 def test_plan_rejects_result_differing_from_assignment(changed: dict[str, Any]) -> None:
     assert not plan_of().admits(msgspec.structs.replace(commitment_of(None, 1), **changed), SCHEMA)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "admitted"),
+    [(DISTRO, False), (SparseLoCo(), False), (SparseLoCo(inner_optimizer="muon"), True)],
+)
+def test_only_plan_of_muon_admits_steps_in_bf16(optimizer: Optimizer, admitted: bool) -> None:
+    """No judge can repeat steps that no device makes."""
+    schema = build_schema(CONFIG.to_hf(), 3, optimizer)
+    good = msgspec.structs.replace(
+        commitment_of(None, 1),
+        schema_hash=schema.hash(),
+        levels={
+            level: LevelPayload(b"d" * 32, schema.results.payload_bytes(level)) for level in (1, 2)
+        },
+    )
+    in_bf16 = msgspec.structs.replace(good, passes=good.passes._replace(steps="bf16"))
+    assert plan_of().admits(good, schema)
+    assert plan_of().admits(in_bf16, schema) == admitted
 
 
 def test_member_with_empty_share_owes_and_announces_nothing() -> None:

@@ -13,6 +13,9 @@ from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.lanes import MAX_TRANSFERS_PER_LANE, MIN_LANE_BYTES, MOST_LANES, lanes_for
 from aftermath.p2p.partial_download import WORTH_STEALING_FROM_LANE, PartialBlob
 from aftermath.p2p.peer_connection import LANE_STREAMS_OPEN, STREAMS_SERVED, Link, greet
+from aftermath.p2p.peer_stats import PeerMeasurements
+from aftermath.p2p.piece_choice import PieceFetch
+from aftermath.p2p.requests import Requests
 from aftermath.p2p.wire import LANE_ALPN, CallRequest, ProtocolViolation, frame, frame_of
 from p2p.nodes import Rogue, content, identity, join, until
 
@@ -137,6 +140,33 @@ async def test_pause_of_author_counts_once_over_all_lanes(mesh, monkeypatch):
     finally:
         gate.set()
     assert await fetching == data
+
+
+async def test_hanging_lanes_do_not_count_against_author_of_pieces(mesh, monkeypatch, quick):
+    nodes = await mesh(1, 2)
+    reader, author = nodes
+    links = await with_lanes(nodes)
+    asked = list(links[0].lanes)
+    failed = list[bytes]()
+    struck = list[bytes]()
+    answer = Requests._answer
+
+    async def answer_on_link(self, link, stream):
+        if link.main is not None:
+            await asyncio.Event().wait()
+        await answer(self, link, stream)
+
+    monkeypatch.setattr(Requests, "_answer", answer_on_link)
+    monkeypatch.setattr(PeerMeasurements, "failed", lambda self, peer: failed.append(peer))
+    monkeypatch.setattr(PieceFetch, "strike", lambda self, peer, index: struck.append(peer))
+    data = content(SIZE)
+    digest = author.publish(data)
+    fetched = await reader._swarms.fetch(digest, SIZE, author.node_id, [author.node_id], 30)
+    assert fetched == data
+    assert not failed
+    assert not struck
+    assert all(lane.connection.close_reason() for lane in asked)
+    assert reader.stats().retries >= len(asked)
 
 
 async def test_small_transfers_choose_no_more_lanes_than_allowed(mesh):

@@ -102,7 +102,7 @@ class ShareAudit:
         is_same = needs_same_passes(claimed, schema)
         micro_batch = claimed.micro_batch if is_same else self.micro_batch
         if in_smaller:
-            per_step = -(-len(self.share.sequences) // max(1, schema.optimizer.inner_steps))
+            per_step = schema.optimizer.sequences_per_step(len(self.share.sequences))
             micro_batch = max(1, min(micro_batch, per_step) // 2)
             is_same = False
         arithmetic = PLAIN

@@ -37,8 +37,8 @@ class RoundPlan:
         return sequences(self.header, share) if share is not None else []
 
     def admits(self, commitment: Commitment, schema: Schema) -> bool:
-        """Return whether a commitment comes from the member it names and covers exactly its
-        share.
+        """Return whether a commitment comes from the member it names, covers exactly its share,
+        and states passes that the schema allows.
         """
         if commitment.seat not in self.owing:
             return False
@@ -51,6 +51,8 @@ class RoundPlan:
             and (commitment.sender, commitment.signer, commitment.tier)
             == (member.p2p, member.signer, member.tier)
             and commitment.schema_hash == schema.hash()
+            # Otherwise every judge would abstain, because no device repeats such steps.
+            and (commitment.passes.steps == "fp32" or schema.optimizer.may_step_in_bf16)
             and [(i.start, i.stop) for i in commitment.intervals]
             == [(r.start, r.stop) for r in self.ranges(commitment.seat)]
             and list(commitment.levels) == list(range(commitment.tier, schema.state.levels))

@@ -15,6 +15,7 @@ from aftermath.p2p.peer_stats import PeerMeasurements
 from aftermath.p2p.piece_choice import PieceFetch, PiecePull
 from aftermath.p2p.transport import PeerUnreachable, RequestFailed, TransportError, short
 from aftermath.p2p.wire import (
+    Code,
     PieceRequest,
     ProtocolViolation,
     Reply,
@@ -48,7 +49,7 @@ class PiecePuller:
         self._log_limits = LogLimits(log)
 
     async def pull(self, swarm: PieceFetch, pull: PiecePull) -> None:
-        """Fetch one piece, and count any failure against the peer."""
+        """Fetch one piece. Count a failure against the peer, or close the lane that failed."""
         peer = pull.peer
         lanes = self._links.lanes(peer)
         lane = min(lanes, key=lambda one: one.transfers, default=None)
@@ -62,22 +63,38 @@ class PiecePuller:
             swarm.drop(peer)
             swarm.failed = swarm.failed or peer == swarm.author
             condemn(self._pace, peer, swarm.digest, str(lie))
-        except (PeerUnreachable, RequestFailed, iroh.IrohError, TimeoutError) as error:
+        # Any error in a peer's data is the peer's fault and must not end this member.
+        except Exception as error:
+            if lane is None:
+                self._blame(swarm, pull, error)
+            else:
+                self._give_up_lane(lane, pull, error)
+        finally:
+            if lane is not None:
+                lane.transfers -= 1
+
+    def _blame(self, swarm: PieceFetch, pull: PiecePull, error: Exception) -> None:
+        """Count a failure on a peer's link. Raise the error if the transport is closed."""
+        peer = pull.peer
+        if isinstance(error, PeerUnreachable | RequestFailed | iroh.IrohError | TimeoutError):
             log.debug("piece %d from peer %s: %s", pull.index, short(peer), cause(error))
             self._pace.failed(peer)
             self._pace.events["retries"] += 1
             swarm.strike(peer, pull.index)
-        except TransportError:
-            raise  # the transport is closed
-        except Exception as error:
-            # Any error in a peer's data is the peer's fault and must not end this member.
+        elif isinstance(error, TransportError):
+            raise error
+        else:
             if not isinstance(error, ProtocolViolation):
                 self._log_limits.failure("fetching a piece from", peer, error)
             self._pace.failed(peer)
             swarm.drop(peer)
-        finally:
-            if lane is not None:
-                lane.transfers -= 1
+
+    def _give_up_lane(self, lane: Link, pull: PiecePull, error: Exception) -> None:
+        """Close a lane that failed. The next pieces come over other lanes or the link."""
+        # As in `blob_fetch`, only the link counts against the peer.
+        log.debug("piece %d over a lane to peer %s: %s", pull.index, short(pull.peer), cause(error))
+        self._pace.events["retries"] += 1
+        lane.close(Code.STALLED, "a transfer failed")
 
     async def _pull(self, link: Link, swarm: PieceFetch, pull: PiecePull) -> bool:
         """Ask for one piece, read and verify it. Return False if the peer does not have it."""

@@ -217,13 +217,15 @@ class Replica:
     def has_memory_for(
         self, sequences: Tensor, micro_batch: int, cancelled: threading.Event
     ) -> bool:
-        """Return whether passes of up to `micro_batch` of these sequences fit into memory."""
+        """Return whether the passes of this share, of up to `micro_batch`, fit into memory."""
         free = free_bytes(self.device)
         with LiveBytes() as live:
             accumulate(self.passes.plain(), sequences[:1], 1, cancelled)
         self.model.zero_grad(set_to_none=True)
         gradients = sum(tensor.nbytes for tensor in self.params.values())
-        return min(micro_batch, len(sequences)) <= room(live.peak, free - gradients)
+        # A pass has sequences of one step only. A member may claim any larger micro-batch size.
+        per_step = self.schema.optimizer.sequences_per_step(len(sequences))
+        return min(micro_batch, per_step) <= room(live.peak, free - gradients)
 
     def measure_weight(self, seq_len: int, seconds: float) -> int:
         """Return this machine's throughput in sequences per minute (1..65535), from timed passes.
@@ -354,7 +356,7 @@ def pass_settings(
 
 def step_products(schema: Schema, device: torch.device) -> Products:
     """Return the precision of products in the inner optimizer on a device."""
-    in_bf16 = schema.optimizer.inner_optimizer == "muon" and muon.at_once(device)
+    in_bf16 = schema.optimizer.may_step_in_bf16 and muon.at_once(device)
     return "bf16" if in_bf16 else "fp32"
 
 

@@ -187,10 +187,19 @@ class Optimizer:
         """Return the number of inner steps per share; 0 if a share gives one gradient."""
         return 0
 
+    def sequences_per_step(self, sequences: int) -> int:
+        """Return how many sequences the largest step of a share of `sequences` has."""
+        return -(-sequences // max(1, min(self.inner_steps, sequences)))
+
     @property
     def inner_optimizer(self) -> InnerOptimizerName | None:
         """Return the optimizer of the inner steps, or None without inner steps."""
         return None
+
+    @property
+    def may_step_in_bf16(self) -> bool:
+        """Return whether some devices compute the products of inner steps in bf16."""
+        return self.inner_optimizer == "muon"
 
     @property
     def moments(self) -> int:

@@ -55,6 +55,7 @@ class Audits:
         self._own_state = own_state
         self._start = start
         self._audited: dict[Key, AuditedResult] = {}
+        """Results of rounds that are not drawn yet, and drawn results that can be judged."""
         self._cases = OpenCases(ports, epoch)
         self._drawn_by_round: dict[tuple[int, int], dict[int, int]] = {}
         """Auditor by target of the drawn results, by height and `Members.judges`."""
@@ -116,6 +117,7 @@ class Audits:
             if self._epoch.accepts_votes(run) and run.current.established:
                 self._cases.report_decisions()
                 self._begin_audits(run)
+                self._forget_undrawn()
                 await self._cases.read(run)
                 self._begin_votes(run)
             await feed.after(run.seq)
@@ -143,6 +145,17 @@ class Audits:
                 self._start(self._probe(result, seed))
                 if auditor == self._seat:
                     self._start(self._audit(result, seed))
+
+    def _forget_undrawn(self) -> None:
+        """Free the results that were not drawn when their round was."""
+        drawn: dict[int, set[int]] = {}
+        for (height, _), results in self._drawn_by_round.items():
+            drawn.setdefault(height, set()).update(results)
+        self._audited = {
+            (height, seat): result
+            for (height, seat), result in self._audited.items()
+            if height not in drawn or seat in drawn[height]
+        }
 
     def _begin_votes(self, run: Run) -> None:
         """Start this member's votes on open cases."""

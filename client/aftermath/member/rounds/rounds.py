@@ -125,8 +125,9 @@ class Rounds:
             await self._tasks.stop()
 
     async def stop_audits(self) -> None:
-        """Stop to audit and to vote on cases of this epoch."""
+        """Stop to audit and to vote on cases of this epoch, and free the evidence."""
         await self._audit_tasks.stop()
+        self._own_state.keep_lent(())
 
     def are_of(self, run: Run) -> bool:
         """Return whether the run is in this epoch, and its rounds have begun."""
