@@ -130,8 +130,8 @@ async def test_pause_of_author_counts_once_over_all_lanes(mesh, monkeypatch):
     nodes = await mesh(1, 2)
     reader, author = nodes
     links = await with_lanes(nodes)
-    monkeypatch.setattr(Fetch, "_patience", lambda self, holder: 0.3)
     data, digest, gate = publish_behind_gate(author)
+    monkeypatch.setattr(Fetch, "_patience", lambda self, holder: 30.0 if gate.is_set() else 0.3)
     fetching = asyncio.create_task(
         reader.fetch(digest, SIZE, [author.node_id], 30, author=author.node_id)
     )
