@@ -49,7 +49,7 @@ def largest_residual(settings: Optimizer, peak_lr: float) -> float:
     if isinstance(settings, SparseLoCo) and math.isfinite(peak_lr):
         change = most_of(settings, peak_lr) * SMALLEST
     elif isinstance(settings, Distro) and settings.clip is not None:
-        change = peak_lr * settings.clip
+        change = peak_lr * max(settings.clip, 1.0)  # errors of balance vectors reach 1
     bound = _MARGIN * change / keeps if keeps > 0 else math.inf
     return min(bound, LARGEST_RESIDUAL)
 
