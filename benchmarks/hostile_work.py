@@ -230,7 +230,7 @@ def judge(submission: Submission, way: Way, seed: bytes) -> Finding:
 
 
 def _known(share: AuditedShare, before: Mapping[int, StateBlock]) -> Mapping[str, Tensor]:
-    """Return what the fetched blocks of the state before a share tell."""
+    """Return the fetched part of the state before a share."""
     if not before:
         return {}
     return known_state(state_like(share.schema, share.tier), before).tensors

@@ -110,7 +110,7 @@ def test_jurors_that_left_still_count(world: World) -> None:
 
 
 def test_jurors_that_left_before_the_round_still_count(world: World) -> None:
-    """If a jury shrank with its round, three of seven members could convict the four that stay."""
+    """Otherwise three of seven members could convict one of the other two that stay."""
     run = audited(world)
     leavers = (5, 6)
     for seat in leavers:

@@ -56,13 +56,13 @@ FP32_BOUNDS = Bounds(2e-3, 2e-3)
 # From benchmarks/measured/spread.json (30 inner steps, fp32 passes): the largest honest distance is
 # 1.3e-4 (a CPU and an H200), and the smallest of an attack 0.044 (one skipped step). The bound is
 # near their geometric mean, 2.4e-3. Honest distances of moments are as large as those of the
-# residual (benchmarks/measured/audits.json). By extrapolation, the bound misses one skipped step of
-# 700.
+# residual (benchmarks/measured/audits.json). By extrapolation, one skipped step
+# of 330 has no verdict, and one of 660 matches.
 MUON_BOUNDS = Bounds(0.01, 0.05)
 """The bounds with Muon in fp32, replayed in the same passes on the same kind of device."""
-# The orthogonalization of Muon amplifies rounding. In a tiny model with 30 inner steps, other
-# micro-batches gave honest distances up to 0.011 (moments: 0.048), and other thread counts up to
-# 0.0041 (0.021). The smallest of an attack was 0.033 (benchmarks/measured/hostile.json).
+# The orthogonalization of Muon amplifies rounding. In 768 replays of a tiny model's 30 inner steps,
+# other micro-batches gave honest distances up to 0.011 (moments: 0.048). In 272, another thread
+# count gave up to 0.0041 (0.021). The smallest distance of one skipped step was 0.033.
 BF16_BOUNDS = Bounds(0.02, 0.02)
 """The bounds with bf16 products, replayed in the same passes on the same kind of device."""
 MUON_BF16_BOUNDS = Bounds(0.2, 0.2)
@@ -71,7 +71,7 @@ MUON_BF16_BOUNDS = Bounds(0.2, 0.2)
 # micro-batch size alone reaches 0.0083, with Muon 0.11 (audits.json). On a CPU, two replays in the
 # same passes are bit-identical (spread-bf16.json). Two GPUs of one kind were never compared. If
 # their kernels add in different orders, expect distances like those between micro-batch sizes. The
-# bounds are above these, and below those of half-skipped work.
+# bounds are above those of micro-batch sizes, and below those of half-skipped work.
 
 
 def bounds_of(passes: PassSettings, schema: Schema) -> Bounds:

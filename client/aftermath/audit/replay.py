@@ -52,7 +52,7 @@ class AuditedShare:
     ahead_lr: float
     """The learning rate of the previous step."""
     peak_lr: float = math.inf
-    """The highest learning rate of the run's schedule. It bounds what the residual can contain."""
+    """A learning rate that the schedule never exceeds. It bounds what the residual can contain."""
     travelling: bool = False
     """Whether the member's previous result is not in `shared` yet."""
     dummy_seed: int | None = None
@@ -96,8 +96,8 @@ def replay(
 ) -> Replay | NoResult:
     """Train a share again on `device`, in passes of `micro_batch` sequences.
 
-    `arithmetic` must be the member's. Device and micro-batch size may differ if all products are
-    fp32 (`audit.comparison.BOUND`). `exact`: raise OutOfMemory if passes of that size do not fit.
+    `arithmetic` must be the member's. Device and micro-batch size may differ unless
+    `replay_devices.needs_same_passes`. `exact`: raise OutOfMemory if passes of that size do not fit.
     Raises BadState if `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError or
     SegmentError for tensors of another model.
     """

@@ -1,4 +1,4 @@
-"""Decide which devices can replay a share, and whether in the member's passes only."""
+"""Decide which devices can replay a share, and in which passes."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class Judgement:
     reason: str
     is_hardware_fault: bool = False
     evidence: ProvenBlocks | None = None
-    """The fetched blocks of both states, which an auditor lends, if the verdict is a mismatch."""
+    """The fetched blocks of both states, after two replays. An auditor lends them if it opens a case."""
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,15 @@ class Attempt:
 
     @property
     def judgement(self) -> Judgement:
-        """Return what a member says that trusts this attempt."""
+        """Return the judgement of a member that trusts this attempt."""
         return Judgement(self.comparison.verdict, self.comparison.reason)
 
 
 @dataclass(frozen=True)
 class ShareAudit:
-    """The audit of a share on `device`, which a member trained with the `claimed` passes.
+    """The audit, on `device`, of a share that its member trained in `claimed` passes.
 
-    A member makes an `attempt`, another with `is_repeated` if that is a mismatch, and gets its
-    judgement from `conclude`.
+    Call `attempt`. After a mismatch call it again with `is_repeated`, then `conclude`.
     """
 
     share: AuditedShare
@@ -74,7 +73,7 @@ class ShareAudit:
     def attempt(
         self, cancelled: threading.Event, *, is_repeated: bool = False
     ) -> Attempt | Judgement:
-        """Replay the share, and compare. Return why the member abstains if it cannot.
+        """Replay the share and compare it, or return an abstention.
 
         A repeated replay in fp32 has smaller passes than the first. Raises Cancelled.
         """

@@ -41,16 +41,16 @@ def impossible_state(share: AuditedShare) -> str | None:
 def largest_residual(settings: Optimizer, peak_lr: float) -> float:
     """Return the largest magnitude of a residual's number, with rates of at most `peak_lr`.
 
-    A residual is a sum of pseudo-gradients that decay, so it is at most the largest of these over
-    1 - decay.
+    Without sent values, a residual is at most the largest pseudo-gradient / (1 - decay). `_MARGIN`
+    allows for sent values.
     """
-    keeps = 1 - settings.decay
+    lost_part = 1 - settings.decay
     change = math.inf
     if isinstance(settings, SparseLoCo) and math.isfinite(peak_lr):
         change = most_of(settings, peak_lr) * SMALLEST
     elif isinstance(settings, Distro) and settings.clip is not None:
         change = peak_lr * max(settings.clip, 1.0)  # errors of balance vectors reach 1
-    bound = _MARGIN * change / keeps if keeps > 0 else math.inf
+    bound = _MARGIN * change / lost_part if lost_part > 0 else math.inf
     return min(bound, LARGEST_RESIDUAL)
 
 
@@ -75,8 +75,8 @@ def _block_size(name: str, before: Mapping[str, Tensor]) -> int:
 
 def _moments_fault(settings: Optimizer, before: Mapping[str, Tensor]) -> str | None:
     """Return a fault if moments are larger than clipped gradients give."""
-    # A moment is a mean of clipped gradients, or of their squares. One absurd number would also
-    # make the distance of all other moments small, because that is relative to their norm.
+    # A moment is a mean of clipped gradients, or of their squares. One huge number would also hide
+    # errors in all others: it decays, so it dominates the change that distances are relative to.
     clip = getattr(settings, "clip", None)
     if clip is None:
         return None

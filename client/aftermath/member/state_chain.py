@@ -27,7 +27,7 @@ class StateChain:
     def begin(self, epoch: int, *, starts_empty: bool = False) -> None:
         """Keep only the roots of the epoch before `epoch`, from which its results can continue.
 
-        `starts_empty`: whether members begin this epoch with empty states (`Run.starts_empty`).
+        If `starts_empty` (`Run.starts_empty`), keep none, and refuse states of other epochs.
         """
         self._starts_empty = starts_empty
         if starts_empty:
@@ -63,7 +63,7 @@ class StateChain:
             return "its optimizer state starts empty in the middle of an epoch" if within else None
         if since >= current:
             return "its optimizer state comes from a later round"
-        # No audit could tell where that state comes from, because some rounds are never drawn.
+        # A state from an epoch's last round was never audited.
         if self._starts_empty and since[0] != commitment.epoch:
             return "its optimizer state comes from another epoch"
         if last is not None and since < last:

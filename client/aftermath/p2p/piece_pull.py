@@ -91,7 +91,7 @@ class PiecePuller:
 
     def _give_up_lane(self, lane: Link, pull: PiecePull, error: Exception) -> None:
         """Close a lane that failed. The next pieces come over other lanes or the link."""
-        # As in `blob_fetch`, only the link counts against the peer.
+        # A failed lane does not count against the peer (as in `blob_fetch`).
         log.debug("piece %d over a lane to peer %s: %s", pull.index, short(pull.peer), cause(error))
         self._pace.events["retries"] += 1
         lane.close(Code.STALLED, "a transfer failed")

@@ -94,7 +94,7 @@ class PassSettings(NamedTuple):
     compiled: bool
     """Whether the passes were compiled."""
     device: DeviceKind
-    """Kind of device (`replica.device_kind`), whose devices repeat each other's bf16 products.
+    """Kind of device (`replica.device_kind`), whose devices repeat each other's passes.
 
     Empty if no device repeats these passes.
     """
@@ -106,7 +106,7 @@ class PassSettings(NamedTuple):
 
     @property
     def can_be_judged(self) -> bool:
-        """Return whether any device can judge a share with these passes."""
+        """Return False if no device can judge these passes, with any optimizer."""
         return self.is_fp32 or bool(self.device)
 
 

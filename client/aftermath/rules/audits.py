@@ -125,8 +125,8 @@ def auditable_heights(run: Run) -> tuple[int, ...]:
 def jury(members: Members, target: int) -> int:
     """Return the seats (a bitmap) that decide whether a result of `target` is correct.
 
-    They are the judges of the epoch that hold all levels of the target. Members that have left
-    still count: otherwise, once many have left, the rest of a small coalition could be two thirds.
+    They are the judges of the epoch that hold all levels of the target. Judges that left stay
+    jurors. Otherwise a small coalition could become two thirds of the jury as others leave.
     """
     tier = members.seats[target].tier
     judges = bitmap.seats(members.judges)

@@ -90,7 +90,7 @@ class Audits:
             await self._judge.keep_weights(height)
 
     def applied(self, height: int, results: Sequence[Candidate]) -> None:
-        """Keep the accepted results of a round until they can no longer be judged."""
+        """Keep a round's results until its draw, and the drawn ones until they cannot be judged."""
         plan = self._results.plan(height)
         if plan is None or not self._epoch.judges(plan):
             return
@@ -147,7 +147,7 @@ class Audits:
                     self._start(self._audit(result, seed))
 
     def _forget_undrawn(self) -> None:
-        """Free the results that were not drawn when their round was."""
+        """Drop the results that their round's draw did not select."""
         drawn: dict[int, set[int]] = {}
         for (height, _), results in self._drawn_by_round.items():
             drawn.setdefault(height, set()).update(results)

@@ -40,8 +40,8 @@ class OpenCases:
 
     async def read(self, run: Run) -> None:
         """Read the open cases once per round, and report the new ones."""
-        # Once per round is enough: votes stay open for VOTING_ROUNDS more. A cooldown has no rounds
-        # and few changes, so read them after each.
+        # Once per round is enough: votes stay open for VOTING_ROUNDS more. In the cooldown the
+        # height stays the same, so read after every change of the run.
         if self._read_at == run.current.height and run.state.training:
             return
         try:

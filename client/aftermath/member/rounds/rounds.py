@@ -125,7 +125,7 @@ class Rounds:
             await self._tasks.stop()
 
     async def stop_audits(self) -> None:
-        """Stop to audit and to vote on cases of this epoch, and free the evidence."""
+        """Stop auditing and voting in this epoch, and free the evidence."""
         await self._audit_tasks.stop()
         self._own_state.keep_lent(())
 

@@ -141,8 +141,8 @@ impl<'a> Draw<'a> {
     }
 
     /// Return whether the hash of a member's result is low enough, the member had a share, and its jury can decide a
-    /// case. Judges that have left stay in the jury. Otherwise, once many have left, the rest of a small coalition could
-    /// be two thirds of it.
+    /// case. Judges that left stay jurors. Otherwise a small coalition could become two thirds of the jury as others
+    /// leave.
     #[inline(never)]
     fn may_be_drawn(&self, class: &Class, target: u8, number: u64) -> bool {
         let tier = self.tier(target);
