@@ -97,9 +97,9 @@ def replay(
     """Train a share again on `device`, in passes of `micro_batch` sequences.
 
     `arithmetic` must be the member's. Device and micro-batch size may differ unless
-    `replay_devices.needs_same_passes`. `exact`: raise OutOfMemory if passes of that size do not fit.
-    Raises BadState if `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError or
-    SegmentError for tensors of another model.
+    `replay_devices.needs_same_passes`. `exact`: raise OutOfMemory if passes of that size do not
+    fit. Raises BadState if `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError
+    or SegmentError for tensors of another model.
     """
     cancelled = cancelled or threading.Event()
     block_norms: dict[int, list[Tensor]] = {}

@@ -34,7 +34,10 @@ class Judgement:
     reason: str
     is_hardware_fault: bool = False
     evidence: ProvenBlocks | None = None
-    """The fetched blocks of both states, after two replays. An auditor lends them if it opens a case."""
+    """The fetched blocks of both states, after two replays.
+
+    An auditor lends them if it opens a case.
+    """
 
 
 @dataclass(frozen=True)

@@ -272,8 +272,8 @@ class Links:
         self._spawn(self._serve(contact, link))
 
     def _add_lane(self, lane: Link, main: Link) -> None:
-        """Attach a greeted lane, unless its link is closed or already has all its lanes."""
-        if not lane.has_room(lanes_for(len(self._peers))):
+        """Attach a greeted lane. Close it if its link is closed, restarted or full."""
+        if lane.close_without_room(lanes_for(len(self._peers))):
             return
         main.lanes.append(lane)
         self._spawn(self._serve_lane(lane, main))

@@ -304,7 +304,7 @@ class IncomingConnections:
         link = Link(peer, connection, peer, instance, self._pace.clock(), contact.quota)
         if connection.alpn() == LANE_ALPN:
             link.main = contact.link
-            if not link.has_room(lanes_for(len(self._peers))):
+            if link.close_without_room(lanes_for(len(self._peers))):
                 return
         elif contact.link is not None and not link.supersedes(contact.link):
             link.close(Code.DUPLICATE, "already connected")

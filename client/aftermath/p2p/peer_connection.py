@@ -113,8 +113,8 @@ class Link:
         )
         self.connection.set_max_concurrent_uni_streams(0 if is_lane else 1)
 
-    def has_room(self, most: int) -> bool:
-        """Return whether this lane's main link can take it. Close the lane otherwise.
+    def close_without_room(self, most: int) -> bool:
+        """Close this lane if its main link cannot take it. Return whether it was closed.
 
         The main link must be open, be of the same process, and have fewer than `most` lanes.
         """
@@ -125,9 +125,9 @@ class Link:
             and main.instance == self.instance
             and len(main.lanes) < most
         ):
-            return True
+            return False
         self.close(Code.DUPLICATE, "no room for a lane")
-        return False
+        return True
 
     def is_within_limit(self) -> bool:
         """Return False once the peer has sent far more than we read. Call it at a steady rate."""
