@@ -10,6 +10,7 @@ import pytest
 from aftermath.audit.claim import claim_of
 from aftermath.audit.comparison import AuditVerdict
 from aftermath.audit.share_audit import Attempt, Judgement, ShareAudit
+from aftermath.replica import replica
 from aftermath.rules.announcements import PassSettings
 from audit.audited_rounds import last_share, members
 
@@ -23,7 +24,7 @@ def audit_of(case: str, *, is_false: bool = False, **passes: object) -> ShareAud
     claim = claim_of(trained.payloads, trained.state)
     if is_false:
         claim = members.ATTACKS["skip_1"](trained)
-    claimed = members.member_with(trained.share).pass_settings._replace(**passes)  # type: ignore[arg-type]
+    claimed = members.member_with(trained.share).pass_settings._replace(**passes)
     return ShareAudit(trained.share, claim, claimed, members.CPU, OWN_MICRO_BATCH)
 
 
@@ -59,6 +60,28 @@ def test_false_claim_is_convicted_after_replay_in_smaller_passes(case: str) -> N
     assert first.is_mismatch
     assert passes_of(second).micro_batch < passes_of(first).micro_batch
     assert audit.conclude(first, second).verdict is AuditVerdict.MISMATCH
+
+
+@pytest.mark.parametrize("case", ["adamw", "muon"])
+@pytest.mark.parametrize(("free", "expected"), [(1 << 40, 2), (0, 1)])
+def test_second_replay_after_passes_of_one_has_passes_of_two(
+    case: str, free: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two replays in the same passes never differ, even if rounding moves the share far."""
+    audit = replace(audit_of(case, is_false=True, micro_batch=1), micro_batch=1)
+    first = attempt(audit)
+    monkeypatch.setattr(replica, "free_bytes", lambda device: free)
+    second = attempt(audit, is_repeated=True)
+    assert passes_of(first).micro_batch == 1
+    assert passes_of(second).micro_batch == expected
+    assert audit.conclude(first, second).verdict is AuditVerdict.MISMATCH
+
+
+def test_share_of_one_sequence_per_step_has_equal_replays() -> None:
+    audit = audit_of("adamw")
+    single = replace(audit.share, sequences=audit.share.sequences[: members.INNER_STEPS])
+    second = attempt(replace(audit, share=single), is_repeated=True)
+    assert passes_of(second).micro_batch == 1
 
 
 def test_member_abstains_if_its_replays_differ() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -78,7 +79,8 @@ class ShareAudit:
     ) -> Attempt | Judgement:
         """Replay the share and compare it, or return an abstention.
 
-        A repeated replay in fp32 has smaller passes than the first. Raises Cancelled.
+        A repeated replay in fp32 has smaller passes than the first, or passes of two sequences
+        after passes of one, if they fit into memory. Raises Cancelled.
         """
         if fault := impossible_state(self.share):
             return _false_start(fault)
@@ -87,7 +89,7 @@ class ShareAudit:
         if free_bytes(self.device) < needed:
             return Judgement(None, _NO_MEMORY)
         try:
-            return self._attempt(cancelled, in_smaller=is_repeated and self.claimed.is_fp32)
+            return self._attempt(cancelled, in_others=is_repeated and self.claimed.is_fp32)
         except BadState as error:
             return _false_start(error.message)
         except Cancelled:
@@ -98,26 +100,30 @@ class ShareAudit:
             # The inputs are another member's, and no error in them may end this member.
             return Judgement(None, f"the replay failed: {type(error).__name__}: {error}")
 
-    def _attempt(self, cancelled: threading.Event, *, in_smaller: bool) -> Attempt | Judgement:
+    def _attempt(self, cancelled: threading.Event, *, in_others: bool) -> Attempt | Judgement:
         claimed = self.claimed
         schema = self.share.schema
         is_same = needs_same_passes(claimed, schema)
         micro_batch = claimed.micro_batch if is_same else self.micro_batch
-        if in_smaller:
+        is_larger = False
+        if in_others:
             per_step = schema.optimizer.sequences_per_step(len(self.share.sequences))
-            micro_batch = max(1, min(micro_batch, per_step) // 2)
+            first = min(micro_batch, per_step)
+            micro_batch = first // 2 or min(2, per_step)
+            is_larger = micro_batch > first
             is_same = False
         arithmetic = PLAIN
         if is_same:
             arithmetic = Arithmetic(bf16=claimed.products == "bf16", compiled=claimed.compiled)
-        made = replay(
-            self.share,
-            device=self.device,
-            micro_batch=micro_batch,
-            arithmetic=arithmetic,
-            exact=is_same,
-            cancelled=cancelled,
+        run = partial(
+            replay, self.share, device=self.device, arithmetic=arithmetic, cancelled=cancelled
         )
+        try:
+            made = run(micro_batch=micro_batch, exact=is_same or is_larger)
+        except OutOfMemory:
+            if not is_larger:
+                raise
+            made = run(micro_batch=1)
         if isinstance(made, NoResult):
             return Judgement(None, f"the replay has no result: {made.reason}")
         if is_same and made.passes != claimed:

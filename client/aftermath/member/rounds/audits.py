@@ -211,6 +211,7 @@ class Audits:
         judgement = await self._judged(result, seed, may_open)
         if judgement.verdict is AuditVerdict.MISMATCH:
             await self._lend(result, judgement)
+            del judgement  # free its blocks, of which the lent ones are a copy
             await self._verify(result, may_open, is_vote=False, mismatch=True)
 
     async def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
@@ -227,9 +228,9 @@ class Audits:
         def may_vote(run: Run) -> bool:
             return self._epoch.accepts_votes(run) and case.is_open(run)
 
-        judgement = await self._judged(result, seed, may_vote, case)
-        if judgement.verdict is not None:
-            mismatch = judgement.verdict is AuditVerdict.MISMATCH
+        verdict = (await self._judged(result, seed, may_vote, case)).verdict
+        if verdict is not None:
+            mismatch = verdict is AuditVerdict.MISMATCH
             await self._verify(result, may_vote, is_vote=True, mismatch=mismatch)
 
     async def _judged(

@@ -7,8 +7,8 @@ member may be honest.
 from __future__ import annotations
 
 import asyncio
-import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -16,20 +16,14 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from aftermath.audit.claim import (
-    Claim,
-    ProvenBlocks,
-    blocks_to_fetch,
-    drawn_residual_blocks,
-    known_state,
-    start_blocks,
-)
+from aftermath.audit.claim import Claim, ProvenBlocks, known_state
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay_devices import why_no_replay
 from aftermath.audit.share_audit import Judgement, ShareAudit
 from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import both, first_of
 from aftermath.base.rate_limit import Backoff
+from aftermath.coordinator.ports import Clock
 from aftermath.data.source import SourceUnavailable
 from aftermath.events import event_types
 from aftermath.member.local_options import LocalOptions
@@ -37,21 +31,15 @@ from aftermath.member.payloads import Candidate
 from aftermath.member.ports import Ports, Role, Workers
 from aftermath.member.round_plan import RoundPlan
 from aftermath.member.rounds.epoch import CarriedOver, Epoch
+from aftermath.member.rounds.evidence_fetch import FIRST_PAUSE, LONGEST_PAUSE, EvidenceFetch
 from aftermath.member.rounds.spare_time import SpareTime
-from aftermath.optim.engine import outline_of, state_like
-from aftermath.optim.state_merkle import StateOutline
-from aftermath.p2p.transport import TransportError
+from aftermath.optim.engine import state_like
 from aftermath.replica.memory import is_out_of_memory
-from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block
-from aftermath.rules.announcements import NOTHING, Commitment, PassSettings
+from aftermath.rules.announcements import Commitment, PassSettings
 from aftermath.rules.audits import judging_window
 from aftermath.rules.seal import masked
 
-_BLOCK_SECONDS = 10.0
-_AT_ONCE = 4  # requests for blocks
-_FIRST_PAUSE = 1.0
-_LONGEST_PAUSE = 15.0
-_LENDER_PAUSE = 3.0  # seconds before a juror asks the auditor, so that the member can answer first
+_FIRST_TURN = 10.0  # seconds that a fetch may take while another audit waits
 
 Key = tuple[int, int]
 """Height of a result's round, and seat of its member."""
@@ -86,6 +74,34 @@ class AuditedResult:
         }
 
 
+class Turns:
+    """Gives results their turns to be judged: one at a time, first come, first served."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._turn = asyncio.Lock()
+        self._waiting = 0
+
+    @asynccontextmanager
+    async def next(self) -> AsyncIterator[None]:
+        """Wait for a turn. It lasts as long as the `async with` block."""
+        self._waiting += 1
+        try:
+            await self._turn.acquire()
+        finally:
+            self._waiting -= 1
+        try:
+            yield
+        finally:
+            self._turn.release()
+
+    async def is_over(self, seconds: float) -> None:
+        """Return after `seconds`, or later, as soon as another result waits for its turn."""
+        await self._clock.sleep(seconds)
+        while not self._waiting:
+            await self._clock.sleep(FIRST_PAUSE)
+
+
 class Judge:
     """Judges results of one epoch for one member."""
 
@@ -110,8 +126,9 @@ class Judge:
         self._passes: dict[int, PassSettings] = {}
         """Passes of each member's last result, by seat."""
         self._device = epoch.start.replica.device
+        self._turns = Turns(ports.clock)
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
-        self._trouble: dict[bytes, str] = {}
+        self._fetch = EvidenceFetch(ports, role.schema, workers.decode)
 
     # --- weights at the start of rounds
 
@@ -151,34 +168,29 @@ class Judge:
 
     def trouble(self, result: AuditedResult) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
-        return self._trouble.get(result.commitment.digest, "")
+        return self._fetch.trouble(result.commitment)
 
     async def probe(self, result: AuditedResult, seed: int) -> None:
         """Fetch the drawn blocks of the residual after a share. Retry until cancelled.
 
         For `seed` see `judge`.
         """
-        commitment = result.commitment
-        state_outline = await self._outline(commitment)
-        sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
-        await self._blocks(
-            commitment.digest, commitment.sender, commitment.private.after, state_outline, sample
-        )
-
-    async def _outline(self, commitment: Commitment) -> StateOutline:
-        return await self._prepare(lambda: outline_of(self._role.schema, commitment.tier))
+        await self._fetch.probe(result.commitment, seed)
 
     async def judge(
         self, result: AuditedResult, seed: int, lender: bytes | None = None
     ) -> Judgement:
         """Return this member's verdict. Slow: it fetches the private state until cancelled.
 
+        Only one result at a time is fetched and judged, because its two states may need much
+        memory. While another result waits, a fetch ends after _FIRST_TURN seconds. It begins again
+        in a later turn, with twice the time, but at most half of `max_round_train_time`.
+
         `seed` is that of the draw among the round's results. `lender` is the p2p key of the
         auditor, which lends the state's blocks to the jury.
         """
         commitment = result.commitment
-        schema = self._role.schema
-        shapes = schema.state.config.parameter_shapes(commitment.tier)
+        shapes = self._role.schema.state.config.parameter_shapes(commitment.tier)
         shared = self._weights.of(commitment.height, shapes)
         payloads = result.payloads
         if why := self._why_not(commitment.passes):
@@ -187,12 +199,39 @@ class Judge:
             return Judgement(None, "this member does not have the starting weights of that round")
         if payloads is None:
             return Judgement(None, "this member does not have all payloads of the result")
-        state_outline = await self._outline(commitment)
-        sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
-        waits = [self._fetch(result, commitment.sender, state_outline, sample)]
-        if lender is not None:
-            waits.append(self._from_lender(result, state_outline, sample, lender))
-        evidence, sequences = await both(first_of(*waits), self._sequences(result))
+        turn_s = _FIRST_TURN
+        longest_s = max(turn_s, self._epoch.rules.max_round_train_time / 2)
+        while True:
+            # A member that serves nothing gets no turn.
+            await self._fetch.first_block(commitment, seed, lender)
+            async with self._turns.next():
+                fetched = await first_of(
+                    self._inputs(result, seed, lender), self._turns.is_over(turn_s)
+                )
+                if fetched is not None:
+                    return await self._compare(result, shared, payloads, *fetched)
+            # Drop the fetched blocks. Otherwise slow members could fill this member's memory.
+            turn_s = min(2 * turn_s, longest_s)
+
+    async def _inputs(
+        self, result: AuditedResult, seed: int, lender: bytes | None
+    ) -> tuple[ProvenBlocks, Tensor] | None:
+        """Fetch the blocks of the private state, and read the share's sequences."""
+        return await both(
+            self._fetch.evidence(result.commitment, seed, lender), self._sequences(result)
+        )
+
+    async def _compare(
+        self,
+        result: AuditedResult,
+        shared: Mapping[str, Tensor],
+        payloads: Mapping[int, bytes],
+        evidence: ProvenBlocks,
+        sequences: Tensor,
+    ) -> Judgement:
+        """Replay a result's share, and compare. A mismatch has the evidence."""
+        commitment = result.commitment
+        schema = self._role.schema
         before: Mapping[str, Tensor] = {}
         if evidence.before:
             like = await self._prepare(lambda: state_like(schema, commitment.tier))
@@ -237,87 +276,12 @@ class Judge:
             dummy_seed=start if self._dummy else None,
         )
 
-    # --- what a replay needs
-
-    async def _from_lender(
-        self,
-        result: AuditedResult,
-        state_outline: StateOutline,
-        sample: list[int],
-        lender: bytes,
-    ) -> ProvenBlocks:
-        """Fetch the blocks from the auditor, unless the audited member soon serves them."""
-        # Blocks have proofs, so an auditor cannot forge them.
-        await self._ports.clock.sleep(_LENDER_PAUSE)
-        root = result.commitment.private.after
-        digest = result.commitment.digest
-        await self._blocks(digest, lender, root, state_outline, sample[:1])  # until it lends
-        return await self._fetch(result, lender, state_outline, sample)
-
-    async def _fetch(
-        self,
-        result: AuditedResult,
-        peer: bytes,
-        state_outline: StateOutline,
-        sample: Collection[int],
-    ) -> ProvenBlocks:
-        """Fetch the blocks for a replay and its comparison from a peer. Retry until cancelled.
-
-        `sample` has the indices of the residual blocks to compare.
-        """
-        private = result.commitment.private
-        digest = result.commitment.digest
-        schema = self._role.schema
-        before: Collection[int] = ()
-        if private.before != NOTHING:
-            before = start_blocks(state_outline, schema, sample)
-        after = blocks_to_fetch(state_outline, schema.results, sample)
-        return ProvenBlocks(
-            await self._blocks(digest, peer, private.before, state_outline, before),
-            await self._blocks(digest, peer, private.after, state_outline, after),
-        )
-
-    async def _blocks(
-        self,
-        digest: bytes,
-        peer: bytes,
-        root: bytes,
-        state_outline: StateOutline,
-        wanted: Collection[int],
-    ) -> dict[int, StateBlock]:
-        """Fetch blocks of a private state. Retry until cancelled."""
-        found: dict[int, StateBlock] = {}
-        turns = asyncio.Semaphore(_AT_ONCE)
-
-        async def fetch(index: int) -> None:
-            async with turns:
-                found[index] = await ask_block(
-                    self._ports.transport, peer, root, state_outline, index, _BLOCK_SECONDS
-                )
-
-        pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        while missing := [index for index in wanted if index not in found]:
-            outcomes = await asyncio.gather(*map(fetch, missing), return_exceptions=True)
-            for error in filter(None, outcomes):
-                if not isinstance(error, TransportError | FalseBlock):
-                    raise error
-                self._trouble[digest] = str(error)
-            if len(found) < len(wanted):
-                await self._ports.clock.sleep(pauses.next())
-        return found
-
     async def _sequences(self, result: AuditedResult) -> Tensor:
         """Read the sequences of a share. Retry while their source is not available."""
         indices = [index for span in result.plan.ranges(result.commitment.seat) for index in span]
-        pauses = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
+        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
         while True:
             try:
                 return torch.from_numpy(await self._read(lambda: self._data.read(indices)))
             except SourceUnavailable:
                 await self._ports.clock.sleep(pauses.next())
-
-
-def _sample_seed(commitment: Commitment, seed: int) -> bytes:
-    """Return the seed of the compared blocks of a residual, which is the same for all members."""
-    # The seed of the draw is fixed after the result was recorded, so its member did not know it.
-    return hashlib.sha256(b"audit" + seed.to_bytes(8, "little") + commitment.digest).digest()
