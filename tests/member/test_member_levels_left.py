@@ -23,7 +23,7 @@ def _warned(sim_member: SimMember, levels: str = "levels 0, 1") -> bool:
 
 
 async def _stop(sim: SimulatedRun, sim_member: SimMember, stakes: list[Stake]) -> None:
-    """Stop a member, and add what the run loses."""
+    """Stop a member, and add what the run loses with it."""
     lost = await sim.stop(sim_member)
     if lost is not None:
         stakes.append(lost)
@@ -148,20 +148,21 @@ def test_one_of_two_saves_copy_when_it_leaves(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_lost_steps_count_round_that_closes_after_stop(tmp_path: Path, saves: bool) -> None:
-    """The member has attested in the running round, which makes one more step."""
+    """All members have attested in the running round, which makes one more step."""
 
     async def story(sim: SimulatedRun) -> None:
         sim.saves_checkpoints = saves
-        sim_member = sim.add(0)
-        other = sim.add(2)
-        third = sim.add(2)
+        members = [sim.add(0), *([sim.add(2)] if saves else [])]
         await sim.until_round(3)
-        await sim.kill(other)
-        await sim.kill(third)
-        await sim.until(lambda run: run.current.attestations == 1 and run.current.height > 2)
-        lost = await sim.stop(sim_member)
+        await sim.until(lambda run: run.current.attestations == len(members))
+        trained = sim.run.trained_steps
+        lost = await sim.stop(members[0])
         assert lost is not None
+        assert lost.steps == trained + 1
+        if saves:
+            assert members[0].saw("stopped")[0]["step"] == lost.steps
+            return
         await sim.tick_to_end_of_epoch()
-        assert lost.steps == sim.run.trained_steps
+        assert sim.run.trained_steps == lost.steps
 
-    play(tmp_path, story, **_RUN | {"init_min_clients": 3, "min_round_time": 10})
+    play(tmp_path, story, **_RUN | {"init_min_clients": 1 + saves, "min_round_time": 10})
