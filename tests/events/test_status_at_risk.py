@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from aftermath.events.status import checkpoint_of, facts_of
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind, MemberState, ModelSource, RunState
@@ -40,3 +42,38 @@ def test_status_names_levels_whose_last_holder_left() -> None:
         "members with the newest steps have left"
     )
     assert "levels" not in facts_of(at(RunState.ROUND_TRAIN))
+
+
+def test_status_counts_holders_that_are_left() -> None:
+    seats = {seat: builders.seat(seat, state=MemberState.WITHDRAWN) for seat in (0, 1)}
+    found = at(
+        RunState.ROUND_TRAIN,
+        members_=builders.members({**seats, 2: builders.seat(2)}),
+        began=0b111,
+        step=10,
+    )
+    assert facts_of(found)["levels"] == (
+        "levels 0, 1, 2 of the model go back to the initial model in the next epoch: "
+        "only 1 of 3 holders are left"
+    )
+
+
+@pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.PAUSED])
+def test_status_keeps_loss_until_next_epoch(state: RunState) -> None:
+    facts = facts_of(at(state, step=10))
+    assert facts["checkpoint"] == (
+        "the initial model, of step 0; 9 later steps are lost, and the next epoch begins without "
+        "them (a member's --checkpoint-dir may have a copy)"
+    )
+    model = builders.model(checkpoint_step=7, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/c", ""))
+    assert "; 3 later steps are lost, and" in checkpoint_of(at(state, step=10, model=model))
+    kept = at(state, step=10, model=model, model_source=ModelSource.PEERS)
+    assert "3 later steps are in no recorded checkpoint" in checkpoint_of(kept)
+    begun = at(RunState.WARMUP, step=10, start_step=10, model=model)
+    assert "later" not in checkpoint_of(begun)
+
+
+def test_status_of_epoch_that_all_left_names_loss() -> None:
+    seats = {seat: builders.seat(seat, state=MemberState.WITHDRAWN) for seat in range(3)}
+    left = at(RunState.ROUND_TRAIN, members_=builders.members(seats), began=0b111, step=10)
+    assert "9 later steps are lost" in checkpoint_of(left)

@@ -167,8 +167,7 @@ def test_members_stopped_in_same_moment_lose_no_step(
         await asyncio.sleep(later)
         await asyncio.gather(*(sim.stop(sim_member) for sim_member in pair))
         stops = [stopped for sim_member in pair for stopped in sim_member.saw("stopped")]
-        (stopped,) = stops
-        assert stopped["continues"]
+        (stopped,) = [stopped for stopped in stops if stopped["continues"]]
         assert stopped["step"] >= 2
         assert [bool(sim_member.saw("left")) for sim_member in pair].count(True) == 1
         for sim_member in pair:

@@ -94,6 +94,10 @@ def test_train_on_finished_run_raises_loss(tmp_path: Path) -> None:
         (Stake(6, [1], saves=False), "Let a tier-0 member with --checkpoint-dir DIR take part"),
         (Stake(6, [0], saves=True, is_finished=True), "In the next run"),
         (Stake(6, [0], saves=False, is_finished=True), "In the next run"),
+        (
+            Stake(6, [0], saves=False, reason="only 1 of 3 holders are left"),
+            "Next time stay until the epoch ends, or let the owner pause the run first",
+        ),
     ],
 )
 def test_fix_of_lost_steps_fits_member_and_run(stake: Stake, fix: str) -> None:

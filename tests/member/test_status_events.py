@@ -149,15 +149,48 @@ def test_loss_names_no_copy_of_another_branch(tmp_path: Path) -> None:
 def test_level_without_holder_is_reported_once() -> None:
     events: list[event_types.Event] = []
     notices = StatusEvents(Events(lambda: 0.0, [events.append]))
-    run = builders.run(RunState.ROUND_TRAIN, step=9, start_step=7, began=0b11)
+    rounds = (builders.header(0b11),)
+    run = builders.run(RunState.ROUND_TRAIN, rounds=rounds, step=9, start_step=7, began=0b11)
     left = builders.seat(0, tier=0, state=MemberState.WITHDRAWN)
     members = builders.members({0: left, 1: builders.seat(1, tier=2)})
     for _ in range(2):
-        notices.levels_going_back(View(run, members, builders.model(checkpoint_step=6)))
+        notices.levels_going_back(
+            View(run, members, builders.model(checkpoint_step=6)), saves=False
+        )
     (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
     assert warning.startswith(
         "levels 0, 1 of the model go back to the checkpoint of step 5 in the next epoch"
     )
+    assert "Start a member that trains all levels" in warning
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_member_that_saves_is_not_told_to_start_one(saves: bool) -> None:
+    """Two of three holders have left, so the third attests nothing alone."""
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
+    rounds = (builders.header(0b111),)
+    run = builders.run(RunState.ROUND_TRAIN, rounds=rounds, step=9, start_step=7, began=0b111)
+    left = {seat: builders.seat(seat, state=MemberState.WITHDRAWN) for seat in (0, 1)}
+    view = View(run, builders.members({**left, 2: builders.seat(2)}), builders.model())
+    notices.levels_going_back(view, saves=saves)
+    (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert warning.startswith(
+        "levels 0, 1, 2 of the model go back to the initial model in the next epoch: "
+        "only 1 of 3 holders are left"
+    )
+    assert "Start a member" not in warning
+    assert ("This member saves a copy" in warning) is saves
+
+
+def test_member_with_lost_model_does_not_say_that_nobody_has_it() -> None:
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
+    view = View(builders.run(RunState.WARMUP, step=5), builders.members({}), builders.model())
+    notices.lost(view, None, has_commands=True, has_model=True)
+    (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert "too few members attested the model" in warning
+    assert "no member has the model" not in warning
 
 
 def _lost(notices: StatusEvents, run: Run, model: Model) -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from aftermath.rules import bitmap
+from aftermath.rules.departures import levels_lost
 from aftermath.rules.state import RunState
 from programs.random_cooldowns import Cooldowns, Drawn
 
@@ -26,6 +27,29 @@ def test_cooldown_committees_and_results_match_client(seed: int, states: int) ->
     assert (
         min(counts[kind] for kind in ("attested", "unknown", "full", "in part", "alone", "all")) > 0
     ), counts
+
+
+@pytest.mark.parametrize("states", [40, pytest.param(400, marks=pytest.mark.slow)])
+def test_program_attests_all_but_levels_named_as_lost(states: int) -> None:
+    """All members that stay attest alike, and those that left have not attested."""
+    cooldowns = Cooldowns("lost levels")
+    counts = Counter[bool]()
+    for number in range(states):
+        drawn = cooldowns.draw()
+        gone = drawn.run.began & ~drawn.members.healthy
+        lost = {one.level for one in levels_lost(drawn.run, drawn.members, silent=gone)}
+        hashes = {level: b"t" * 31 + bytes([level]) for level in range(drawn.run.levels)}
+        for seat in drawn.attesters():
+            cooldowns.attest(drawn, seat, hashes).ok()
+        cooldowns.world.advance(31)
+        cooldowns.tick().ok()
+        known = cooldowns.scenario.run.level_hashes
+        tiers = [drawn.members.seats[seat].tier for seat in bitmap.seats(drawn.run.began)]
+        for level in range(min(tiers), drawn.run.levels):
+            is_lost = known[level] != hashes[level]
+            assert is_lost == (level in lost), f"level {level} of state {number}"
+            counts[is_lost] += 1
+    assert min(counts[True], counts[False]) > 20, counts
 
 
 def walk(seed: object, states: int) -> Counter[str]:

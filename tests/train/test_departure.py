@@ -123,6 +123,47 @@ def test_member_that_becomes_last_after_signal_gets_time_to_save() -> None:
     assert departure.lost is None
 
 
+FEW = "only 1 of 3 holders are left"
+
+
+@pytest.mark.parametrize("saves", [True, False])
+@pytest.mark.parametrize(
+    ("number", "can_ask"),
+    [(signal.SIGINT, True), (signal.SIGINT, False), (signal.SIGTERM, True)],
+)
+def test_member_that_others_need_is_warned_before_it_leaves(
+    number: signal.Signals, can_ask: bool, saves: bool
+) -> None:
+    """A copy does not help the members that stay, so the member is asked with one too."""
+    events: list[Any] = []
+    departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=can_ask)
+    stake = Stake(6, [0, 1], saves=saves, goes_back=True, others_continue=True, reason=FEW)
+    member = AtStake(stake)
+    departure.member = member  # type: ignore[assignment]
+    asks = can_ask and number == signal.SIGINT
+    seconds = 60.0 if saves else 0.0
+    if asks:
+        assert departure.on_signal(number) is None
+        assert member.stopped is None
+    assert departure.on_signal(number) == seconds
+    (warning,) = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert FEW in warning
+    assert ("Stay until the epoch ends, or let the owner pause" in warning) is asks
+    assert ("Press Ctrl-C again to leave" in warning) is asks
+    assert (member.stopped is not None) is saves
+    assert departure.lost == stake
+
+
+def test_member_of_epoch_that_is_lost_already_is_not_asked() -> None:
+    events: list[Any] = []
+    departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=True)
+    stake = Stake(6, [0, 1], saves=False, reason=FEW, is_lost_already=True)
+    departure.member = AtStake(stake)  # type: ignore[assignment]
+    assert departure.on_signal(signal.SIGINT) == 0.0
+    assert not [event for event in events if isinstance(event, event_types.Warning)]
+    assert departure.lost == stake
+
+
 @pytest.mark.parametrize("goes_back", [True, False])
 def test_saved_copy_of_run_that_goes_back_is_a_loss(goes_back: bool) -> None:
     """A server's only client saved its model, and the run does not continue from it."""

@@ -228,7 +228,7 @@ def reopen(
     if not yes:
         unsaved = run_in_loop(_check_reopen(options, run_id, total_steps))
         if unsaved and not options.dry_run:
-            from aftermath.events.status import not_recorded
+            from aftermath.events.progress import not_recorded
 
             unsaved_text = not_recorded(unsaved)
             check_can_ask(

@@ -247,7 +247,7 @@ async def _question(options: SigningOptions, run_id: str) -> str:
 
 def _lost_by_closing(run: Run, model: Model) -> str:
     """Return which trained steps no checkpoint on chain has, or an empty string."""
-    from aftermath.events.status import not_recorded
+    from aftermath.events.progress import not_recorded
 
     unsaved = unsaved_steps(run, model)
     return f"{not_recorded(unsaved)}; otherwise that training is lost" if unsaved else ""

@@ -16,13 +16,14 @@ import msgspec
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
-from aftermath.rules.contents import levels_going_back, steps_at_risk, unsaved_steps
+from aftermath.rules.contents import steps_at_risk, unsaved_steps
 from aftermath.rules.deadlines import (
     last_member,
     wait_for_last_member,
     waits_a_day,
     waits_for_holder,
 )
+from aftermath.rules.departures import LostLevel, levels_going_back, makes_a_step
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
@@ -175,16 +176,34 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
 
 
 def going_back(run: Run, members: Members, model: Model) -> str | None:
-    """Return which levels go back to the checkpoint while others continue, or None."""
-    levels = levels_going_back(run, members, model)
-    if not levels:
+    """Return which levels go back to the checkpoint and why, or None."""
+    lost = levels_going_back(run, members, model)
+    if not lost:
         return None
-    checkpoint = named_checkpoint(steps_before(model.checkpoint_step))
+    levels = [one.level for one in lost]
+    return f"{levels_go_back(levels, steps_before(model.checkpoint_step))}: {too_few(lost)}"
+
+
+def levels_go_back(levels: Sequence[int], checkpoint_step: int) -> str:
+    """Return a clause: these levels go back to the checkpoint of a step in the next epoch."""
     verb = "go" if len(levels) > 1 else "goes"
-    return (
-        f"{levels_named(levels)} of the model {verb} back to {checkpoint} in the next epoch: "
-        "the members with the newest steps have left"
-    )
+    checkpoint = named_checkpoint(checkpoint_step)
+    return f"{levels_named(levels)} of the model {verb} back to {checkpoint} in the next epoch"
+
+
+def too_few(lost: Sequence[LostLevel]) -> str:
+    """Return a clause that says why the members that stay cannot attest these levels."""
+    if not any(one.left for one in lost):
+        return "the members with the newest steps have left"
+    counts = [(one.left, one.holders) for one in lost]
+    if len(set(counts)) == 1:
+        return f"only {counts[0][0]} of {counts[0][1]} holders are left"
+    groups = [
+        f"{left} of {holders} holders of "
+        + levels_named([one.level for one in lost if (one.left, one.holders) == (left, holders)])
+        for left, holders in dict.fromkeys(counts)
+    ]
+    return f"only {', '.join(groups[:-1])} and {groups[-1]} are left"
 
 
 def levels_named(levels: Sequence[int]) -> str:
@@ -195,6 +214,27 @@ def levels_named(levels: Sequence[int]) -> str:
 def named_checkpoint(step: int) -> str:
     """Return the checkpoint of a step in words."""
     return f"the checkpoint of step {step}" if step else "the initial model"
+
+
+def not_recorded(steps: int) -> str:
+    """Return the beginning of a sentence: no recorded checkpoint has the newest steps."""
+    # A member that is stopped saves its model in its own directory, which is not recorded.
+    last = counted(steps, "step")
+    return (
+        f"no recorded checkpoint has the last {last}, but a member's --checkpoint-dir may have one"
+    )
+
+
+def lost_with_members(steps: int) -> str:
+    """Return `not_recorded`, and when the steps are lost."""
+    return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
+
+
+def lost_steps_named(lost: int, state: RunState) -> str:
+    """Return how many steps are lost, where the next epoch begins, and where copies may be."""
+    steps = counted(lost, "later step is", "later steps are")
+    begins = "" if state is RunState.FINISHED else ", and the next epoch begins without them"
+    return f"{steps} lost{begins} (a member's --checkpoint-dir may have a copy)"
 
 
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:
@@ -254,5 +294,6 @@ def _last_member_and_loss(run: Run, members: Members, model: Model) -> tuple[str
     if seat is None:
         return None
     wallet = Pubkey.from_bytes(members.seats[seat].signer)
-    lost = counted(steps_at_risk(run, model), "step of training is", "steps of training are")
+    steps = steps_at_risk(run, model) + makes_a_step(run)
+    lost = counted(steps, "step of training is", "steps of training are")
     return f"wallet {wallet}, the last member of epoch {run.epoch}", lost

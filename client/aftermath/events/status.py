@@ -11,10 +11,19 @@ from dataclasses import dataclass
 
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
-from aftermath.events.progress import going_back, holder_wait, last_member_wait, span, state_phrase
+from aftermath.events.progress import (
+    going_back,
+    holder_wait,
+    last_member_wait,
+    lost_steps_named,
+    lost_with_members,
+    span,
+    state_phrase,
+)
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import steps_at_risk
 from aftermath.rules.deadlines import next_deadline, wait_for_last_member
+from aftermath.rules.departures import lost_steps
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -130,7 +139,9 @@ class RunStatus:
     last_member_wait: int | None = None
     """Seconds that other members still wait for the epoch's absent last member, or None."""
     going_back: str = ""
-    """The levels that go back to the checkpoint while others continue, in words."""
+    """The levels that go back to the checkpoint, in words."""
+    lost: int = 0
+    """Trained steps that are lost with all levels, because the run goes back to the checkpoint."""
 
     @property
     def is_stalled(self) -> bool:
@@ -189,6 +200,7 @@ def status_of(
         outer_momentum=model.optimizer.outer_momentum,
         last_member_wait=last_member_seconds,
         going_back=going_back(run, members, model) or "",
+        lost=lost_steps(run, members, model),
     )
 
 
@@ -422,28 +434,16 @@ def state_of(status: RunStatus) -> str:
 
 def checkpoint_of(status: RunStatus) -> str:
     """Return the newest checkpoint's step and location, and how many steps none has."""
+    text = "the initial model, of step 0"
+    if status.checkpoint_step:
+        machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
+        text = f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
+    if status.lost:
+        return f"{text}; {lost_steps_named(status.lost, status.state)}"
     if not status.checkpoint_step:
-        return (
-            lost_with_members(status.unsaved) if status.unsaved else "the initial model, of step 0"
-        )
-    machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
-    text = f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
+        return lost_with_members(status.unsaved) if status.unsaved else text
     later = counted(status.unsaved, "later step is", "later steps are")
     return f"{text}; {later} in no recorded checkpoint" if status.unsaved else text
-
-
-def not_recorded(steps: int) -> str:
-    """Return the beginning of a sentence: no recorded checkpoint has the newest steps."""
-    # A member that is stopped saves its model in its own directory, which is not recorded.
-    last = counted(steps, "step")
-    return (
-        f"no recorded checkpoint has the last {last}, but a member's --checkpoint-dir may have one"
-    )
-
-
-def lost_with_members(steps: int) -> str:
-    """Return `not_recorded`, and when the steps are lost."""
-    return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
 
 
 def shown_levels(status: RunStatus) -> list[str]:

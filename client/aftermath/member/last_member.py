@@ -16,15 +16,13 @@ from pathlib import Path
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.rate_limit import Backoff
-from aftermath.base.text import counted
-from aftermath.coordinator.errors import Unavailable
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.progress import levels_named
+from aftermath.events.progress import levels_named, too_few
 from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
-from aftermath.member.stake import SAVE_SECONDS, Stake
+from aftermath.member.stake import SAVE_SECONDS, Stake, UnsavedSteps
 from aftermath.member.unfinished_epoch import (
     UnfinishedEpoch,
     read_unfinished,
@@ -34,9 +32,10 @@ from aftermath.member.unfinished_epoch import (
 from aftermath.member.unused_copies import protected_copy
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import bitmap, committee, contents
-from aftermath.rules.contents import begins_from_checkpoint, sole_levels, unsaved_steps
+from aftermath.rules import bitmap, committee, contents, departures
+from aftermath.rules.contents import sole_levels, unsaved_steps
 from aftermath.rules.deadlines import becomes_last_member, rounds_end
+from aftermath.rules.departures import LostLevel, levels_lost, levels_lost_with
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
@@ -47,14 +46,9 @@ _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
 _ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
+_SAFE_HOLDERS = 2  # the one other holder may have been killed without the chain's notice
 _LEAVES_LAST_SECONDS = 0.8  # Ctrl-C leaves within two seconds, and leaving itself takes the rest
 _LEAVES_LAST_POLL = 0.2  # seconds
-_CONFIRMED = "To leave and lose these steps, press Ctrl-C twice or send SIGTERM"
-_UNASKED = (
-    "The next Ctrl-C or SIGTERM ends this member, and loses these steps unless the model can be "
-    "saved first"
-)
-_LONGEST_HOLD = 60.0  # longest pause between tries to save a finished run; a try may upload
 
 
 class LastMember:
@@ -67,39 +61,23 @@ class LastMember:
         workers: Workers,
         checkpoints: CheckpointWriter,
         origin: Origin,
-        *,
-        confirms: bool = False,
     ) -> None:
-        """`confirms`: whether a second Ctrl-C is needed before trained steps are lost."""
         self._ports = ports
         self._role = role
         self._workers = workers
         self._checkpoints = checkpoints
         self._origin = origin
-        self._confirms = confirms
         self.stays = False
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnfinishedEpoch | None = None
         self._has_saved = False  # whether it saved when it was stopped
         self._copy: Path | None = None  # what it saved then, if the run does not use it
+        self._copied_step = 0
+        self._attested_epoch: tuple[int, int] | None = None  # number and start of the epoch
         self._is_cut_off = False  # whether the coordinator did not answer then
         self.will_attest = False
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
-        self._gone_back: tuple[int, int] | None = None
-        """The checkpoint step that the epoch began from, and how many later steps it lost."""
-
-    def begins(self, run: Run, model: Model) -> None:
-        """Record which trained steps the replica lacks at the start of an epoch."""
-        self._gone_back = None
-        if begins_from_checkpoint(run, model):
-            self._gone_back = model.checkpoint_step, unsaved_steps(run, model)
-
-    def _unsaved_steps(self, run: Run, model: Model) -> int:
-        """Return how many trained steps of the replica are not in the newest checkpoint."""
-        steps = unsaved_steps(run, model)
-        if self._gone_back is not None and self._gone_back[0] == model.checkpoint_step:
-            steps -= self._gone_back[1]
-        return steps
+        self.unsaved = UnsavedSteps()
 
     def stake(
         self, seat: int | None, replica: Replica | None, model: Model | None = None
@@ -110,27 +88,40 @@ class LastMember:
         """
         run = self._ports.feed.run
         members = self._ports.feed.members
-        steps = self._unsaved_steps(run, model or self._ports.feed.model)
+        model = model or self._ports.feed.model
+        copied_step = None if self._copy is None else self._copied_step
+        steps = self.unsaved.count(run, model, step=copied_step)
         if seat is None or replica is None or steps <= 0:
             return None
-        levels = sole_levels(run, members, seat, self._ports.transport.reachable())
-        if not levels:
+        reachable = self._ports.transport.reachable()
+        attested = self._has_attested(run)
+        lost = levels_lost_with(run, members, seat, reachable, has_attested=attested)
+        if not lost:
             return None
-        saves = self._checkpoints.directory is not None
         is_finished = run.state is RunState.FINISHED
         others = contents.holders(run, members) & ~(1 << seat)
-        return Stake(
-            steps,
-            levels,
-            saves,
+        sole = sole_levels(run, members, seat, reachable)
+        stake = self._stake_of(lost, steps, model)
+        return replace(
+            stake,
             # The model is attested and kept only if this member keeps its seat.
             goes_back=not self.stays and not is_finished,
             # Without an answer, the members of the last view may have left too.
             others_continue=others != 0 and not self._is_cut_off,
-            checkpoint_step=steps_before((model or self._ports.feed.model).checkpoint_step),
+            reason="" if set(stake.levels) <= set(sole) else too_few(lost),
+            is_lost_already=set(stake.levels) <= {one.level for one in levels_lost(run, members)},
+            is_finished=is_finished,
+        )
+
+    def _stake_of(self, lost: list[LostLevel], steps: int, model: Model) -> Stake:
+        return Stake(
+            steps,
+            [one.level for one in lost],
+            saves=self._checkpoints.directory is not None,
+            goes_back=True,
+            checkpoint_step=steps_before(model.checkpoint_step),
             copy=self._copy,
             has_commands=self._ports.coordinator.has_tick,
-            is_finished=is_finished,
         )
 
     # --- being stopped ----------------------------------------------------------------------------
@@ -233,6 +224,7 @@ class LastMember:
         continues = self.stays or unsaved_steps(model_run, self._ports.feed.model) == 0
         if not continues:
             self._copy = checkpoint
+            self._copied_step = step
             self._protected(checkpoint)
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=continues)
@@ -290,52 +282,86 @@ class LastMember:
 
     def unsaved_steps(self) -> int:
         """Return how many trained steps of the replica are not in the newest checkpoint."""
-        return self._unsaved_steps(self._ports.feed.run, self._ports.feed.model)
+        return self.unsaved.count(self._ports.feed.run, self._ports.feed.model)
 
-    async def copy_if_all_left(
-        self, replica: Replica, rounds: Rounds | None, *, step: int
+    async def loss_after_leaving(
+        self, replica: Replica, rounds: Rounds | None, lost: Stake | None, *, step: int
     ) -> Stake | None:
-        """Save a copy if no member that remains in the epoch has this member's levels.
+        """Read the run again after this member has left it, and return what the run loses.
 
-        `step`: see `save`. Return what the run loses. Return None if another member has all these
-        levels or a checkpoint has the steps.
+        Members that stop at the same moment each still see the others before. `lost`: what this
+        member knew to be lost. `step`: see `save`. Save a copy if the run loses levels of this
+        member, or if at most one member stays that has them all, which may have been killed.
         """
-        if self._has_saved:
+        view = None if self._has_saved else await self._view_after_leaving()
+        if view is None:
+            return lost
+        run = view.run
+        if rounds is not None:
+            await rounds.finish_apply()
+            step = rounds.step
+        steps = self.unsaved.count(run, view.model, step=step)
+        if steps <= 0:
+            return lost
+        seat = view.members.find(self._ports.coordinator.wallet)
+        silent = 0 if seat is None or self._has_attested(run) else 1 << seat
+        levels = levels_lost(run, view.members, silent=silent)
+        is_lost = any(one.level >= self._role.tier for one in levels)
+        few_stay = departures.full_holders(view.members, self._role.tier) < _SAFE_HOLDERS
+        if is_lost or (few_stay and not self._is_attested(run)):
+            await self._copy_after_leaving(replica, run, step, protects=is_lost)
+        if self._copy is None:
+            reached = max(step, run.trained_steps + departures.makes_a_step(run))
+            steps = self.unsaved.count(run, view.model, step=reached)
+        if lost is not None:
+            return replace(lost, steps=steps, copy=self._copy)
+        if not is_lost:
             return None
+        return replace(
+            self._stake_of(levels, steps, view.model),
+            saves=self._copy is not None,
+            others_continue=view.members.healthy != 0,
+            reason=too_few(levels) if any(one.left for one in levels) else "",
+            is_lost_already=True,
+        )
+
+    async def _view_after_leaving(self) -> View | None:
+        """Return the current view without this member, or None if its epoch is over."""
         try:
             async with asyncio.timeout(_RECORD_SECONDS):
                 view = await self._ports.coordinator.view(fresh=True)
         except (AftermathError, TimeoutError):
             return None
         run = view.run
-        in_epoch = run.state.training or run.state is RunState.COOLDOWN
-        tiers = [view.members.seats[other].tier for other in bitmap.seats(view.members.healthy)]
-        levels = [level for level in self._role.levels if level < min(tiers, default=run.levels)]
-        if not in_epoch or not levels:
+        before = self._ports.feed.run
+        same = (run.epoch, run.epoch_started_at) == (before.epoch, before.epoch_started_at)
+        if not same or not (run.state.training or run.state is RunState.COOLDOWN):
             return None
-        if rounds is not None:
-            await rounds.finish_apply()
-            step = rounds.step
-        model_run = replace(run, step=step + 1)
-        steps = self._unsaved_steps(model_run, view.model)
-        if steps <= 0:
-            return None
-        if self._checkpoints.directory is not None:
-            self._copy = await self._checkpoints.save_now(model_run, replica)
-        if self._copy is not None:
+        seat = view.members.find(self._ports.coordinator.wallet)
+        if seat is not None and bitmap.contains(view.members.healthy, seat):
+            # This member could not tell that it leaves. The others will drop it.
+            return replace(view, members=departures.left(run, view.members, 1 << seat))
+        return view
+
+    def _is_attested(self, run: Run) -> bool:
+        """Return whether all levels of this member are attested in the cooldown."""
+        attested = [bitmap.contains(run.levels_attested, level) for level in self._role.levels]
+        return run.state is RunState.COOLDOWN and all(attested)
+
+    async def _copy_after_leaving(
+        self, replica: Replica, run: Run, step: int, *, protects: bool
+    ) -> None:
+        """Save a copy if this member has a directory. `protects`: whether no member removes it."""
+        if self._checkpoints.directory is None:
+            return
+        self._copy = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
+        if self._copy is None:
+            return
+        self._copied_step = step
+        if protects:
             self._protected(self._copy)
-            self._ports.events.emit(
-                event_types.Stopped(step=step, path=str(self._copy), continues=False)
-            )
-        return Stake(
-            steps,
-            levels,
-            saves=self._copy is not None,
-            goes_back=True,
-            others_continue=bool(tiers),
-            checkpoint_step=steps_before(view.model.checkpoint_step),
-            copy=self._copy,
-            has_commands=self._ports.coordinator.has_tick,
+        self._ports.events.emit(
+            event_types.Stopped(step=step, path=str(self._copy), continues=False)
         )
 
     # --- falling out of an epoch ------------------------------------------------------------------
@@ -353,7 +379,7 @@ class LastMember:
         if (
             self._checkpoints.directory is None
             or not levels
-            or self._unsaved_steps(replace(run, step=step + 1), view.model) <= 0
+            or self.unsaved.count(run, view.model, step=step) <= 0
         ):
             return
         checkpoint = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
@@ -367,36 +393,6 @@ class LastMember:
     def _protected(self, copy: Path) -> str:
         """Protect a copy that the run does not use, and return sentences about it."""
         return protected_copy(copy, has_commands=self._ports.coordinator.has_tick)
-
-    # --- a finished run ---------------------------------------------------------------------------
-
-    async def hold(self, ended_run: Run, replica: Replica) -> None:
-        """Keep a finished run's model in memory until it is saved here or recorded on chain."""
-        pauses = Backoff(_FIRST_RETRY, _LONGEST_HOLD)
-        warned = False
-        while True:
-            await self._checkpoints.settle()
-            unsaved = unsaved_steps(ended_run, await self.newest_model())
-            if not unsaved or self._checkpoints.saved_step == ended_run.trained_steps:
-                return
-            if not warned:
-                warned = True
-                self._warn(
-                    f"{counted(unsaved, 'trained step is', 'trained steps are')} in no checkpoint: this member keeps "
-                    "the model in memory and tries again until it is "
-                    f"saved\n{_CONFIRMED if self._confirms else _UNASKED}",
-                    until="checkpoint",
-                )
-            hashes = await self._workers.compute(replica.hashes)
-            await self._checkpoints.keep(ended_run, replica, hashes)
-            if self._checkpoints.saved_step is None:  # not written yet, or still uploading
-                await self._ports.clock.sleep(pauses.next())
-
-    async def newest_model(self) -> Model:
-        """Return the chain's newest model account, or the feed's if the chain does not answer."""
-        with contextlib.suppress(Unavailable):
-            return (await self._ports.coordinator.view(fresh=True)).model
-        return self._ports.feed.model
 
     # --- coming back ------------------------------------------------------------------------------
 
@@ -477,8 +473,14 @@ class LastMember:
         return unfinished_path(directory, run, self._ports.coordinator.wallet)
 
     def attested(self) -> None:
-        """Record that the member has attested the model, or that the coordinator refused it."""
+        """Record that the member has attested the model, or has nothing to attest."""
+        run = self._ports.feed.run
+        if run.state is RunState.COOLDOWN:
+            self._attested_epoch = run.epoch, run.epoch_started_at
         self.will_attest = False
+
+    def _has_attested(self, run: Run) -> bool:
+        return self._attested_epoch == (run.epoch, run.epoch_started_at)
 
     def _report_wait(self) -> None:
         """Report that this member waits for the end of an epoch that makes no more steps."""

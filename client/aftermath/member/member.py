@@ -17,6 +17,7 @@ from aftermath.events import event_types
 from aftermath.member.announced_results import Results
 from aftermath.member.checkpoint_writer import Archive, CheckpointWriter
 from aftermath.member.cooldown import Cooldown
+from aftermath.member.finished_run import FinishedRun
 from aftermath.member.gossip import GossipListener
 from aftermath.member.joining import Joining
 from aftermath.member.last_member import LastMember
@@ -94,8 +95,9 @@ class Member:
         self._joining = Joining(ports, role, self._requests, self._first, weight)
         self._gossip = GossipListener(ports, role, self._readiness, self._results)
         self._status_events = StatusEvents(ports.events)
-        self._last = LastMember(
-            ports, role, workers, self._checkpoints, origin, confirms=local_options.confirms_loss
+        self._last = LastMember(ports, role, workers, self._checkpoints, origin)
+        self._finished = FinishedRun(
+            ports, workers, self._checkpoints, confirms=local_options.confirms_loss
         )
         self._replica: Replica | None = None
         self._start_step = 0  # trained steps in the replica when this member obtained it
@@ -155,11 +157,12 @@ class Member:
             raise
 
     async def _watch_levels(self) -> None:
-        """Warn when the last holder of a level leaves the epoch, until cancelled."""
+        """Warn when too few holders of a level are left in the epoch, until cancelled."""
+        saves = self._checkpoints.directory is not None
         while True:
             view = self._ports.feed.view
             if self._replica is not None:
-                self._status_events.levels_going_back(view)
+                self._status_events.levels_going_back(view, saves=saves)
             await self._ports.feed.after(view.run.seq)
 
     @property
@@ -232,15 +235,16 @@ class Member:
         """Return whether the replica has trained steps that are in no checkpoint."""
         return self._replica is not None and self._last.unsaved_steps() > 0
 
-    async def copy_if_all_left(self) -> Stake | None:
-        """Save a copy of the model if all members have left its epoch. Return what the run loses.
+    async def loss_after_leaving(self, lost: Stake | None = None) -> Stake | None:
+        """Return what the run loses after this member left. Save a copy if few members stay.
 
-        Members that stop at the same moment each still see the others, so none of them has saved a
-        copy yet.
+        `lost`: what it knew to be lost before (see `LastMember.loss_after_leaving`).
         """
         if self._replica is None or self._last.stays:
-            return None
-        return await self._last.copy_if_all_left(self._replica, self._rounds, step=self._start_step)
+            return lost
+        return await self._last.loss_after_leaving(
+            self._replica, self._rounds, lost, step=self._start_step
+        )
 
     # --- epochs -----------------------------------------------------------------------------------
 
@@ -302,7 +306,7 @@ class Member:
     async def _finish(self, run: Run) -> None:
         """Report that the run is finished, and wait until its model is saved. Raises ModelLost."""
         self._status_events.finished(
-            run, await self._last.newest_model(), self._checkpoints.directory
+            run, await self._finished.newest_model(), self._checkpoints.directory
         )
         await self._ports.clock.sleep(LINGER if self._replica is not None else 0.0)
         replica = (
@@ -311,11 +315,11 @@ class Member:
             else None
         )
         if self._ended_run is not None and replica is not None and self._checkpoints.keeps:
-            await self._last.hold(self._ended_run, replica)
+            await self._finished.hold(self._ended_run, replica)
         await self._checkpoints.settle()
         await self._gradients.settle()
         await self._private.settle()
-        model = await self._last.newest_model()  # an upload may have ended since
+        model = await self._finished.newest_model()  # an upload may have ended since
         if self._checkpoints.saved_step != run.trained_steps:
             self._raise_loss(View(run, self._ports.feed.members, model), replica)
         self._status_events.never_saved(run, model)
@@ -365,7 +369,10 @@ class Member:
         self._results.begin(run.epoch, starts_empty=run.starts_empty)
         self._readiness.forget_before(run.epoch)
         self._status_events.lost(
-            view, self._checkpoints.directory, has_commands=self._ports.coordinator.has_tick
+            view,
+            self._checkpoints.directory,
+            has_commands=self._ports.coordinator.has_tick,
+            has_model=self._replica is not None,
         )
         warm = WarmUp(
             self._ports,
@@ -386,7 +393,7 @@ class Member:
             self._replica = await warm.obtain()
         replica = self._replica
         self._start_step = run.trained_steps
-        self._last.begins(run, model)
+        self._last.unsaved.begins(run, model)
         self._joining.obtained_model()
         await self._offer_durable(view, replica, own_replica=warm.used_own_replica)
         if run.starts_empty or not warm.used_own_replica:

@@ -9,8 +9,12 @@ from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
-from aftermath.events.progress import going_back, holder_wait, last_member_wait
-from aftermath.events.status import lost_with_members
+from aftermath.events.progress import (
+    going_back,
+    holder_wait,
+    last_member_wait,
+    lost_with_members,
+)
 from aftermath.events.stream import Events
 from aftermath.member.unused_copies import protected_copy
 from aftermath.model.saved_checkpoints import (
@@ -19,7 +23,7 @@ from aftermath.model.saved_checkpoints import (
     step_directory,
     step_of,
 )
-from aftermath.rules import contents
+from aftermath.rules import bitmap, contents
 from aftermath.rules.contents import never_saved
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
@@ -100,12 +104,19 @@ class StatusEvents:
             first = self._lost_until[1]
         return run.trained_steps - first
 
-    def lost(self, view: View, directory: Path | None, *, has_commands: bool) -> None:
+    def lost(
+        self,
+        view: View,
+        directory: Path | None,
+        *,
+        has_commands: bool,
+        has_model: bool = False,
+    ) -> None:
         """Warn that the epoch starts from older levels, because the newest ones are lost.
 
         `directory`: where this member writes checkpoints. A copy there that the chain does not name
         is named in the warning, and protected. `has_commands`: whether the run is on chain. False
-        for a run on a server.
+        for a run on a server. `has_model`: whether this member has the model of the last epoch.
         """
         run = view.run
         checkpoint_step = steps_before(view.model.checkpoint_step)
@@ -116,6 +127,9 @@ class StatusEvents:
             if steps <= 0:
                 return  # reported before
             lost = counted(steps, "step of training is", "steps of training are")
+            why = "no member has the model"
+            if has_model:
+                why = "too few members attested the model at the end of the last epoch"
             newest = (
                 f"the newest checkpoint is of step {checkpoint_step}"
                 if checkpoint_step
@@ -125,7 +139,7 @@ class StatusEvents:
             copy = _newest_copy(directory, run, reached - steps, has_commands=has_commands)
             self._events.emit(
                 event_types.Warning(
-                    message=f"{lost} lost: no member has the model, and {newest}{copy}",
+                    message=f"{lost} lost: {why}, and {newest}{copy}",
                 )
             )
             return  # all levels are older, and that was reported
@@ -219,12 +233,15 @@ class StatusEvents:
             self._events.emit(event_types.Warning(message=message, until="state"))
             self._last_member_wait = epoch
 
-    def levels_going_back(self, view: View) -> None:
-        """Warn once per epoch and set of levels that the last holder of a level has left."""
+    def levels_going_back(self, view: View, *, saves: bool) -> None:
+        """Warn once per epoch and set of levels that too few of their holders are left.
+
+        `saves`: whether this member has all levels and a directory for checkpoints.
+        """
         why = going_back(view.run, view.members, view.model)
         if why is not None and (view.run.epoch, why) != self._going_back:
             self._going_back = view.run.epoch, why
-            how = "Start a member that trains all levels: train --matformer-tier 0 --checkpoint-dir DIR"
+            how = _going_back_advice(view, saves=saves)
             self._events.emit(event_types.Warning(message=f"{why}\n{how}"))
 
     def halt(self, run: Run) -> None:
@@ -243,6 +260,22 @@ class StatusEvents:
             )
             self._events.emit(event_types.Warning(message=message, until="joined"))
         self._spec_error = model.spec_error
+
+
+def _going_back_advice(view: View, *, saves: bool) -> str:
+    """Return what a member that stays can do about levels that nobody can attest."""
+    holds_all = (
+        view.members.healthy
+        and min(view.members.seats[seat].tier for seat in bitmap.seats(view.members.healthy)) == 0
+    )
+    if not view.run.state.training or not holds_all:
+        return (
+            "Start a member that trains all levels: train --matformer-tier 0 --checkpoint-dir DIR"
+        )
+    how = "Later steps of this epoch are lost too. The owner can end it by pausing the run"
+    if saves:
+        how += ". This member saves a copy of its model when it is stopped or the epoch ends"
+    return how
 
 
 def _newest_copy(

@@ -95,20 +95,16 @@ def steps_at_risk(run: Run, model: Model) -> int:
     return max(0, run.trained_steps - saved)
 
 
-def levels_going_back(run: Run, members: Members, model: Model) -> list[int]:
-    """Return the levels that go back to the checkpoint although other levels continue.
+def levels_without_holder(run: Run, members: Members) -> list[int]:
+    """Return the levels whose holders have all left the running epoch, which they began with.
 
-    Within an epoch, all members that began it with such a level have left. Between epochs, no
-    holder attested the level. Empty if no member remains: then the whole run goes back.
+    Empty outside an epoch.
     """
-    if run.state is RunState.WAITING_FOR_MEMBERS:
-        lost = run.levels_lost if unsaved_steps(run, model) else 0
-        return [level for level in range(run.levels) if lost >> level & 1]
-    remaining = [members.seats[seat].tier for seat in bitmap.seats(members.healthy)]
-    if not _in_epoch(run) or not remaining or not steps_at_risk(run, model):
+    if not _in_epoch(run):
         return []
+    remaining = [members.seats[seat].tier for seat in bitmap.seats(members.healthy)]
     began = [members.seats[seat].tier for seat in bitmap.seats(run.began)]
-    return list(range(min(began, default=run.levels), min(remaining)))
+    return list(range(min(began, default=run.levels), min(remaining, default=run.levels)))
 
 
 def holders(run: Run, members: Members) -> int:

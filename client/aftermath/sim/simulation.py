@@ -309,16 +309,24 @@ class SimulatedRun:
         """Stop a member like Ctrl-C, so that it leaves the run on chain. `again`: see
         `Member.stops`.
 
-        Return what the run lost although the member left without saving, or None.
+        Return what the run lost, or None.
         """
-        lost = None
         assert sim_member.member is not None
-        sim_member.member.stops(again)
+        lost: Stake | None = None
+
+        def retry(saved: bool) -> bool:
+            nonlocal lost
+            stays = again(saved)
+            stake = sim_member.member.stake() if sim_member.member is not None else None
+            lost = stake if stake is not None and stake.goes_back else None
+            return stays
+
+        sim_member.member.stops(retry)
         await self._end(sim_member)
         with contextlib.suppress(CoordinatorError):
             await sim_member.member.leave()
             if sim_member.member.has_unsaved_steps:
-                lost = await sim_member.member.copy_if_all_left()
+                lost = await sim_member.member.loss_after_leaving(lost)
         self.network.crash(sim_member.id)
         return lost
 

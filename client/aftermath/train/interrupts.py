@@ -1,8 +1,8 @@
 """Handle ending signals: the first leaves within a timeout, the third ends at once.
 
 `Departure` decides what the first signal does: leave, save and leave, or ask for a second Ctrl-C.
-Only the last holder of a part of the model asks, and only at a terminal. After SIGTERM or SIGHUP it
-leaves at once, or after one attempt to save.
+Only a member whose leaving loses trained steps asks, and only at a terminal. After SIGTERM or
+SIGHUP it leaves at once, or after one attempt to save.
 """
 
 from __future__ import annotations
@@ -131,6 +131,7 @@ class Departure:
         self._can_ask = can_ask
         self._ask = ask
         self._may_ask = self._has_asked = False
+        self._has_warned_of_others = False
 
     def on_signal(self, number: signal.Signals) -> float | None:
         """Return the seconds that saving may take, or None after a warning that asks for another
@@ -138,15 +139,21 @@ class Departure:
         """
         stake = self.member.stake() if self.member is not None else None
         self._may_ask = self._can_ask and number == signal.SIGINT
+        if stake is not None and stake.costs_others and not self._has_warned_of_others:
+            self._has_warned_of_others = True
+            self._warn(stake, "It saves a copy then." if stake.saves else "")
+            if self._may_ask:
+                return None
         if self.member is not None and stake is not None and stake.saves:
             self.lost = stake
             self._events.emit(event_types.Leaving(saves=True))
             if not self._has_asked:  # else the member tries once more to save
                 self.member.stops(self._save_ended, self._save_begins)
             return SAVE_SECONDS
-        if stake is not None and not self._has_asked:
+        if stake is not None and not stake.reason and not self._has_asked:
             how = "Next time pass --matformer-tier 0 --checkpoint-dir DIR to save the model on exit"
             self._warn(stake, how if self._can_ask else "")
+            self._has_asked = self._may_ask
             if self._has_asked:
                 return None
         if self.member is not None and stake is None:
@@ -171,6 +178,7 @@ class Departure:
         if not self._has_asked:
             how = "Or free some disk space: this member has stopped training and retries the save"
             self._warn(self.lost, how if self._may_ask else "")
+            self._has_asked = self._may_ask
             if self._has_asked:
                 self.stay()
         return self._has_asked
@@ -182,7 +190,6 @@ class Departure:
 
     def _warn(self, stake: Stake, extra: str) -> None:
         """Warn about the steps that are lost, and ask for another Ctrl-C if a person is there."""
-        self._has_asked = self._may_ask
         message = f"{stake.loss()}\n{extra}".rstrip()
         if self._may_ask:
             fix = "Press Ctrl-C again to leave and lose these steps."

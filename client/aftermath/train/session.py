@@ -307,9 +307,9 @@ async def _life(
             interrupts.saved()
             if run_exists:
                 await _leave(member, events, interrupts.leaving())
-                if departure.lost is None and member.has_unsaved_steps:
+                if member.has_unsaved_steps:
                     interrupts.saves_for(SAVE_SECONDS)
-                    departure.lost = await member.copy_if_all_left()
+                    departure.lost = await member.loss_after_leaving(departure.lost)
 
 
 async def _leave(member: Member, events: Events, seconds: float) -> None:
