@@ -24,7 +24,13 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.json_documents import CheckpointError, HubAway
 from aftermath.model.run_checkpoint import local_directory, require_place
 from aftermath.model.save_checkpoint import Saved, save, scratch, sweep
-from aftermath.model.saved_checkpoints import prune, stem_of_run, step_directory
+from aftermath.model.saved_checkpoints import (
+    prune,
+    saved_steps,
+    stem_of_run,
+    step_directory,
+    step_of,
+)
 from aftermath.p2p.transport import escaped
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model
@@ -183,12 +189,26 @@ class CheckpointWriter:
             return _SavedModel(place, run, hashes, temporary)
         except Exception as error:
             if self._failed_step != run.trained_steps:
-                self._warn(f"no checkpoint of step {run.trained_steps} was saved: {error}")
+                self._warn(self._failure(run, error))
             self._failed_step = run.trained_steps
             return None
         finally:
             if temporary is not None and place is None:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+    def _failure(self, run: Run, error: Exception) -> str:
+        """Return the warning about a failed save. It names the newest checkpoint on the disk."""
+        why, newline, fix = str(error).partition("\n")
+        directory = self._archive.directory
+        newest = ""
+        if directory is not None:
+            stem = stem_of_run(directory, run.run_id, run.identity)
+            # Later ones date from before a rewind.
+            steps = [
+                path for path in saved_steps(directory, stem) if step_of(path) <= run.trained_steps
+            ]
+            newest = f"; the newest one is {steps[-1].resolve()}" if steps else ""
+        return f"no checkpoint of step {run.trained_steps} was saved: {why}{newest}{newline}{fix}"
 
     async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
         needed: set[Path] | None = None
