@@ -40,6 +40,7 @@ from aftermath.rules.state import CheckpointKind, RunState
 _HUB_SECONDS = 10.0  # timeout of one check of a Hub repository; the cooldown waits for it
 _AWAY_EPOCHS = 8  # epochs to skip the check of a repository after the Hub did not answer
 _ATTESTED_KEPT = 2  # attested directories to keep besides --keep-steps, so the owner can name one
+_NOT_ATTESTED = "CheckpointMismatch"
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is abandoned, including its wait for the thread."""
 
@@ -476,7 +477,8 @@ class CheckpointWriter:
                 still_wanted=lambda: _why_rejected(run, self._ports.feed.run) is None,
             )
         except Refused as refused:
-            return str(refused)
+            # That fix is for a person who names another directory.
+            return refused.message if refused.name == _NOT_ATTESTED else str(refused)
         return None if recorded else _why_rejected(run, self._ports.feed.run)
 
 
