@@ -51,6 +51,12 @@ def test_refusal_names_run_and_existing_commands(name: str) -> None:
             assert parser.make_context(command, [*words, *signed]).params["run_id"] == "my run"
 
 
+def test_withdraw_of_kept_seat_says_what_tick_loses() -> None:
+    assert (
+        "gives up steps that a stopped member saved: aftermath" in refusal_of("StillBound", "a").fix
+    )
+
+
 def test_refusal_without_user_text_keeps_program_message() -> None:
     errors = error_tables(COORDINATOR, AUTHORIZER)[COORDINATOR.id]
     (message,) = [error.message for error in errors.values() if error.name == "BadParticipation"]

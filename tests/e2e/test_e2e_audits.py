@@ -89,7 +89,7 @@ def test_cheating_client_of_server_is_ejected(
             }
 
         server_run.until(lambda: bool(losers()), "the cheating client is ejected")
-        server_run.members[cheater].kill()  # or it would come back
+        server_run.members[cheater].kill()
         assert [server_run.members[name].wait() for name in honest] == [0, 0, 0, 0]
         assert losers() == {logs[cheater].events_of("joined")[-1]["seat"]}
         assert compare_replicas({name: logs[name] for name in honest}) > 0

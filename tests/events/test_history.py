@@ -168,6 +168,19 @@ def test_stopped_member_that_keeps_its_seat_is_not_marked_dead() -> None:
     ]
 
 
+def test_repeated_marks_of_one_step_all_stay() -> None:
+    """A step is trained again after its loss. A loss is an error after the member left."""
+    run = Run()
+    run.start("a0")
+    for _ in range(2):
+        run.step(19, a0=1.0)
+        run.say("a0", "left", finished=False)
+        run.say("a0", "error", message="7 trained steps are lost")
+        run.start("a0")
+    run.step(19, a0=1.0)
+    assert run.history.marks == [(19, "a0 left"), (19, "a0 rejoined")] * 2
+
+
 def test_process_that_ended_before_it_joined_has_no_mark() -> None:
     run = Run()
     run.say("a0", "started")
@@ -359,10 +372,11 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
     marks += marks[:3]
     run_plot(path, {0: [(1, 5.0), (40, 2.0)]}, {}, {}, marks, "close")
     places = re.findall(
-        r'<!--  (?:m\d [a-z ]+?)  -->\s*<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)',
+        r'<!--  (?:m\d [a-z ]+?(?: \(2 times\))?)  -->\s*<g[^>]*transform="translate\(([\d.]+) ([\d.]+)\)',
         _texts(path),
     )
     assert len({(round(float(x)), round(float(y), -2)) for x, y in places}) == len(places) == 4
+    assert _texts(path).count("(2 times)") == 3
 
 
 @pytest.mark.slow

@@ -152,8 +152,21 @@ def test_status_of_day_long_wait_names_rewind_on_chain(
     away, facts = away_for_a_day()
     facts["model_source"] = source
     waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, has_tick=has_tick, **facts)
-    assert waiting.waits[1].startswith(f"a member that {known} (after 24 hours, any member)")
+    assert waiting.waits[1].startswith(
+        f"an absent member that {known} (after 24 hours, any member)"
+    )
     assert ("then aftermath-solana rewind --run-id test --to-step" in waiting.waits[1]) is has_tick
+
+
+@pytest.mark.parametrize(
+    ("least", "end"),
+    [(1, "resume"), (2, "the run needs 1 more member"), (3, "the run needs 2 more members")],
+)
+def test_status_of_day_long_wait_counts_missing_members(least: int, end: str) -> None:
+    away, facts = away_for_a_day()
+    config = replace(CONFIG, init_min_clients=least)
+    waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, config=config, **facts)
+    assert waiting.waits[1].endswith(end)
 
 
 @pytest.mark.parametrize("step", [1, 61])
@@ -174,7 +187,7 @@ def test_status_of_reopened_saved_run_loses_no_step() -> None:
     model = builders.model(checkpoint_step=61)
     waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, model=model, step=61, **facts)
     assert waiting.waits[1].startswith(
-        "a member that trained before (after 24 hours, any member); to begin at once from the "
+        "an absent member that trained before (after 24 hours, any member); to begin at once from the "
         "checkpoint, which has all 60 steps, the owner runs"
     )
     assert "rewind --run-id test --to-step 60, then" in waiting.waits[1]

@@ -93,7 +93,7 @@ def play(
     cluster.until(is_over, "the cheater is ejected", patience)
     seat = cluster.chain_members.find(bytes(cheater.wallet))
     forfeited = cluster.chain_members.forfeited
-    cheater.process.kill()  # or it would pay another bond and come back
+    cheater.process.kill()
     cluster.until(lambda: cluster.run.state is RunState.FINISHED, "the run finishes", patience)
     assert [member.process.wait() for member in others] == [0] * len(others)
     assert cluster.run.trained_steps == steps

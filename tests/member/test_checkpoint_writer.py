@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from aftermath.chain.refusals import refusal
 from aftermath.member import checkpoint_writer
 from aftermath.member.checkpoint_writer import Hub
 from aftermath.model.checkpoint import load
@@ -224,6 +225,26 @@ def test_background_error_of_archive_is_a_warning(tmp_path: Path, repository: Re
         for step in (3, 6)
     ]
     assert last.startswith("no recorded checkpoint has the last 6 steps,")
+
+
+@pytest.mark.parametrize("name", ["CheckpointMismatch", "CheckpointPlaceRefused"])
+def test_member_whose_model_is_not_attested_gets_no_fix(tmp_path: Path, name: str) -> None:
+    """The fix asks a person to name what a member has written. That member just tried."""
+
+    async def scenario(sim: SimulatedRun) -> None:
+        chain = sim.add(0).chain
+        assert chain is not None
+
+        async def checkpoint(*_: object) -> None:
+            raise refusal(name, "it is refused", "Name another directory")
+
+        chain.checkpoint = checkpoint  # type: ignore[method-assign]
+        await sim.until(lambda run: run.epoch == 1)
+
+    sim = play(tmp_path, scenario, **ALONE)
+    (warning,) = _warned(sim.sim_members[0])
+    fix = "" if name == "CheckpointMismatch" else "\nName another directory"
+    assert warning.endswith(f"sim-step3 of step 3: it is refused{fix}")
 
 
 def test_upload_without_name_leaves_directory_on_chain(

@@ -123,6 +123,41 @@ def test_open_equivocation_is_proven_by_all_members(tmp_path: Path) -> None:
     check_ejected(sim, sim.sim_members[0], sim.sim_members[1:])
 
 
+@pytest.mark.parametrize("bond", [0, 2_000_000])
+def test_ejected_member_ends_and_says_so(tmp_path: Path, bond: int) -> None:
+    """Started again by its user, it signs up and trains."""
+
+    def allow_bond(sim_member: SimMember) -> None:
+        assert sim_member.chain is not None
+        sim_member.chain._max_bond = bond
+
+    async def scenario(sim: SimulatedRun) -> None:
+        members = [sim.add(tier) for tier in (0, 1, 2)]
+        liar = members[0]
+        for sim_member in members:
+            allow_bond(sim_member)
+        await sim.until_round(1)
+
+        async def both(commitment: Commitment, transport: SimTransport) -> None:
+            tell_all(transport, sign(liar, commitment))
+            tell_all(transport, sign(liar, other_result(sim, commitment, transport)))
+
+        lie: Lie = both
+        falsify_results(liar, lie)
+        await sim.until(lambda _: not liar.alive)
+        lost = ", and its bond is lost" if bond else ""
+        assert f"ejected from seat {seat_of(liar)}{lost}: two results" in liar.ejected
+        assert len(liar.saw("joined")) == 1
+        assert not [event for event in liar.saw("warning") if "joins" in event["message"]]
+        sim.start(liar)
+        allow_bond(liar)
+        await sim.until_finished()
+        assert len(liar.saw("joined")) == 2
+        assert liar.saw("applied", epoch=1)
+
+    play(tmp_path, scenario, rounds_per_epoch=4, total_steps=8, join_bond=bond)
+
+
 def check_evidence(liar: SimMember, honest: list[SimMember]) -> None:
     """Check that every honest member recorded a proof against the liar and none against others."""
     for sim_member in honest:

@@ -193,7 +193,7 @@ def test_newcomer_reports_wait_for_absent_holder_once(tmp_path: Path) -> None:
         await sim.until(lambda run: bool(waits()))
         await asyncio.sleep(600)
         (message,) = waits()
-        assert "a member that trained before (after 24 hours, any member)" in message
+        assert "an absent member that trained before (after 24 hours, any member)" in message
         assert "aftermath-solana rewind --run-id" in message
 
     play(tmp_path, scenario, **{**ALONE, "total_steps": 60})

@@ -200,6 +200,30 @@ def test_stopped_member_with_full_disk_stays_and_retries(
     play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
 
 
+def test_resumed_member_with_full_disk_records_saved_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The directory is complete already. A later save that fails names it."""
+    disk = Disk(monkeypatch)
+
+    async def scenario(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until_round(2)
+        await sim.stop(sim_member)
+        (stopped,) = sim_member.saw("stopped")
+        disk.full = True
+        sim.start(sim_member)
+        await sim.until(lambda run: run.epoch == 1)
+        assert sim.model.checkpoint.repo == stopped["path"]
+        assert sim.model.checkpoint_step - 1 == stopped["step"]
+        assert not sim_member.saw("warning")
+        await sim.until(lambda run: run.epoch == 2)
+        (warning,) = sim_member.saw("warning")
+        assert f"is full; the newest one is {stopped['path']}\nFree some" in warning["message"]
+
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
+
+
 def test_second_stop_with_full_disk_tries_once_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

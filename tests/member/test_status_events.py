@@ -59,7 +59,9 @@ def test_wait_for_absent_holder_is_reported_once() -> None:
         notices.holder_wait(view, has_commands=True)
     messages = [event.message for event in events if isinstance(event, event_types.Warning)]
     assert len(messages) == 2
-    assert messages[0].startswith("the run waits for a member that trained before (after 24 hours")
+    assert messages[0].startswith(
+        "the run waits for an absent member that trained before (after 24 hours"
+    )
     assert "aftermath-solana rewind --run-id test" in messages[0]
 
 

@@ -3,19 +3,21 @@ commands.
 """
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
 from aftermath.base.outputs import write_mark
-from aftermath.model.checkpoint import load, load_config
+from aftermath.model.checkpoint import load, load_config, verified
 from aftermath.model.config import WidthNotDivisible
 from aftermath.model.export import export_tiers
 from aftermath.model.initial_weights import init_weights
 from aftermath.model.json_documents import CheckpointError
-from aftermath.model.manifest import MANIFEST_FILE, file_sha256
+from aftermath.model.manifest import MANIFEST_FILE, file_sha256, parse_manifest
 from aftermath.model.save_checkpoint import save
 from aftermath.model.saved_checkpoints import maker_name, prune
 from aftermath.model.schema import state_schema
@@ -95,6 +97,30 @@ def test_export_manifest_is_version_1_with_relative_paths(model_dir: Path) -> No
         manifest["common_files"]
     )
     assert manifest["sha256"].keys() == listed
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_export_of_one_tier_keeps_the_others(
+    model_dir: Path, tmp_path: Path, elsewhere: bool
+) -> None:
+    source = tmp_path / "m"
+    shutil.copytree(model_dir, source)
+    out = tmp_path / "out" if elsewhere else None
+
+    def exported(*tiers: int) -> list[int]:
+        manifest = export_tiers(source, tiers, out).manifest
+        return [entry.tier for entry in parse_manifest(manifest.read_bytes()).tiers]
+
+    assert exported(1, 2) == [0, 1, 2]
+    assert exported(1) == [0, 1, 2]
+    base = (out or tmp_path) / "m"
+    assert verified(base)
+    shutil.rmtree(base.with_name("m-tier2"))
+    assert exported(1) == [0, 1], "its files are gone"
+    assert exported(1, 2) == [0, 1, 2]
+    weights = source / "model.safetensors"
+    save_file({name: tensor + 1 for name, tensor in load_file(weights).items()}, weights)
+    assert exported(1) == [0, 1], "it is a slice of another model"
 
 
 def test_slice_export_is_refused(model_dir: Path) -> None:

@@ -156,6 +156,24 @@ def test_save_on_full_disk_is_refused_before_writing(
         assert list(tmp_path.iterdir()) == [first]
 
 
+def test_save_of_saved_step_on_full_disk_returns_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = keep(tmp_path, 5, seed=1)
+    before = _contents(place)
+    usage = save_checkpoint.shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(save_checkpoint.shutil, "disk_usage", lambda _: usage._replace(free=0))
+    assert keep(tmp_path, 5, seed=1) == place
+    assert _contents(place) == before
+    for name in ("model.safetensors", "config.json"):
+        (place / name).write_bytes(before[name][0][:-1])
+        with pytest.raises(CheckpointError, match="not enough space"):
+            keep(tmp_path, 5, seed=1)
+        (place / name).write_bytes(before[name][0])
+    with pytest.raises(CheckpointError, match="not enough space"):
+        keep(tmp_path, 5, seed=2)
+
+
 def test_save_on_disk_filling_up_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

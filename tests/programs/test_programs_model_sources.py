@@ -277,9 +277,9 @@ def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
     assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + HOLDERS_WAIT
     waits = status_of(run.run, run.model, run.members, world.now).waits
     holder = (
-        "a member that trained before"
+        "an absent member that trained before"
         if model == "in a checkpoint"
-        else "a member that has the model"
+        else "an absent member that has the model"
     )
     assert any(holder in one for one in waits)
     world.advance(HOLDERS_WAIT - 1)

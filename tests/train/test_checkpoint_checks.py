@@ -101,9 +101,13 @@ def test_put_links_are_hidden_in_shown_settings() -> None:
     assert "f00dcafe" not in repr(train_settings)
 
 
-def test_checkpoint_directory_is_created_and_left_empty(tmp_path: Path) -> None:
+def test_directory_check_creates_no_directory(tmp_path: Path) -> None:
+    """If a saved model's directory is gone, the start is refused and its user restores it."""
     check_directories(settings(checkpoint_dir=tmp_path / "new/er"))
-    assert list((tmp_path / "new/er").iterdir()) == []
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "old").mkdir()
+    check_directories(settings(checkpoint_dir=tmp_path / "old"))
+    assert list((tmp_path / "old").iterdir()) == []
 
 
 def test_impossible_checkpoint_directory_is_named_in_full(
@@ -119,6 +123,8 @@ def test_impossible_checkpoint_directory_is_named_in_full(
         AftermathError, match=r"--optimizer-state-dir .*/file/kept: Not a directory"
     ):
         check_directories(settings(optimizer_state_dir=Path("file/kept"), matformer_tier=1))
+    with pytest.raises(AftermathError, match=f"--checkpoint-dir {tmp_path}/file: it is a file"):
+        check_directories(settings(checkpoint_dir=Path("file")))
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")

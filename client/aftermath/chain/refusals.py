@@ -95,8 +95,8 @@ _TEXTS = {
     "StillBound": (
         "this wallet is in the running epoch of {run}, or waits for the next one",
         "Stop its train, and try again when the epoch has ended; until then its bond may still be taken. "
-        "See what the epoch waits for: aftermath-solana show-run {flag}; if nobody is left, end it: aftermath-solana "
-        "tick {flag}",
+        "See what the epoch waits for: aftermath-solana show-run {flag}; if nobody is left, end it, which gives "
+        "up steps that a stopped member saved: aftermath-solana tick {flag}",
     ),
     "NotAllowedToKick": (
         "only the owner of {run} and its join authority may remove or bar a wallet",

@@ -45,7 +45,7 @@ explains it. With `--json`, the last line of stderr is `{"error", "fix", "code",
 | 1 | Not done: a file, a network, a run or the program prevented it. `can-join`: the wallet may not join. |
 | 2 | The command line is wrong. |
 | 10 | The run takes clients of another version. |
-| 11 | The run does not admit this member, and starting it again changes nothing. |
+| 11 | The run does not admit this member, or ejected it. Do not start it again unchanged. |
 | 12 | Trained steps are lost with this member, and starting it again does not bring them back. |
 | 130 | Ended by Ctrl-C. `train`: only during its start, until PyTorch is loaded and an `auto` tier is chosen. |"""
 SHARED_PREFACE = """## Shared options

@@ -47,6 +47,8 @@ EXITS = {
     # a restart does not help until a person admits the wallet or changes an option, so supervisors
     # must stop
     **dict.fromkeys(_NOT_ADMITTED, EXIT_NOT_ADMITTED),
+    # each start would lock and may lose another bond
+    "ejected": EXIT_NOT_ADMITTED,
     # a finished run stays finished, so supervisors must stop here too
     "model-lost": EXIT_MODEL_LOST,
 }

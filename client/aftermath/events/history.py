@@ -124,6 +124,8 @@ class _Member:
     """The process was asked to stop."""
     ended: bool = True
     """The member's process, or others, reported its end."""
+    left: bool = False
+    """The process left the run."""
     away: bool = False
     step: int = 0
     seat: int | None = None
@@ -242,10 +244,10 @@ class Lifecycle:
     def _starts(self, wallet: str, member: _Member, process: Process) -> None:
         if not member.ended and member.joined:
             member.former = replace(member, former=None)
-            self._mark(*self._end_mark(wallet, member))
+            self.marks.append(self._end_mark(wallet, member))
         member.process = process
         member.processes += member.joined
-        member.joined = member.stopping = False
+        member.joined = member.stopping = member.left = False
         member.away = member.processes > 0
         member.ended = False
 
@@ -263,7 +265,7 @@ class Lifecycle:
 
     def _trained(self, wallet: str, step: int, member: _Member, *, losing: bool) -> None:
         if member.away:
-            self._mark(step, f"{self._names[wallet]} rejoined")
+            self.marks.append((step, f"{self._names[wallet]} rejoined"))
             self._forget_former_seats(wallet, member.seat)
         member.away = False
         member.joined = True
@@ -280,12 +282,15 @@ class Lifecycle:
             else:
                 member.ended = True
             return
+        name = self._names[wallet]
         if isinstance(event, event_types.Left) and not event.finished:
-            self._mark(member.step, f"{self._names[wallet]} left")
+            self.marks.append((member.step, f"{name} left"))
+            member.left = True
         elif isinstance(event, event_types.Stopped):
-            self._mark(member.step, f"{self._names[wallet]} stopped")
-        elif isinstance(event, event_types.Error):
-            self._mark(member.step, f"{self._names[wallet]} failed")
+            self.marks.append((member.step, f"{name} stopped"))
+        elif isinstance(event, event_types.Error) and not member.left:
+            # A member that left and lost steps reports the loss as an error after it left.
+            self.marks.append((member.step, f"{name} failed"))
         member.ended = True
 
     def _lost(self, seat: int, outcome: str) -> None:
@@ -310,5 +315,6 @@ class Lifecycle:
         }
 
     def _mark(self, step: int, text: str) -> None:
+        """Add a mark that several members may report."""
         if (step, text) not in self.marks:
             self.marks.append((step, text))

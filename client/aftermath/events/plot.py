@@ -8,6 +8,7 @@ import json
 import math
 import re
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -159,12 +160,13 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
     for step, _ in marks:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
     # The same text twice at a step, as of a member that restarts, would only cover itself.
-    for number, (step, text) in enumerate(dict.fromkeys(labelled)):
+    for number, ((step, text), count) in enumerate(Counter(labelled).items()):
+        times = f" ({count} times)" if count > 1 else ""
         # Alternate both sides of the lines and both ends, so that four close marks stay readable.
         side = ("right", "left")[number % 2]
         (height, end) = ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
         axes.annotate(
-            f" {printable(text)} ",
+            f" {printable(text)}{times} ",
             (step, height),
             xycoords=("data", "axes fraction"),
             fontsize=8,

@@ -152,7 +152,7 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
     elif waits_a_day(run, members, model):
         from_checkpoint = saved or run.model_source is ModelSource.CHECKPOINT  # nobody has more
         known = "trained before" if from_checkpoint else "has the model"
-        holder = f"a member that {known} (after 24 hours, any member)"
+        holder = f"an absent member that {known} (after 24 hours, any member)"
     else:
         return None
     run_id = shlex.quote(run.run_id)
@@ -172,7 +172,16 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
         f"{holder}; {how}, the owner runs aftermath-solana set-paused "
         f"--run-id {run_id} pause, then aftermath-solana rewind --run-id {run_id} --to-step {step}, then "
         f"aftermath-solana set-paused --run-id {run_id} resume"
+        f"{_more_members(run, members)}"
     )
+
+
+def _more_members(run: Run, members: Members) -> str:
+    """Return how many members besides the waiting ones the next epoch needs, if any."""
+    missing = run.config.init_min_clients - members.pending.bit_count()
+    if missing <= 0:
+        return ""
+    return f"; after that the run needs {counted(missing, 'more member')}"
 
 
 def going_back(run: Run, members: Members, model: Model) -> str | None:

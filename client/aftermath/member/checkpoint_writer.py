@@ -24,7 +24,13 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.json_documents import CheckpointError, HubAway
 from aftermath.model.run_checkpoint import local_directory, require_place
 from aftermath.model.save_checkpoint import Saved, save, scratch, sweep
-from aftermath.model.saved_checkpoints import prune, stem_of_run, step_directory
+from aftermath.model.saved_checkpoints import (
+    prune,
+    saved_steps,
+    stem_of_run,
+    step_directory,
+    step_of,
+)
 from aftermath.p2p.transport import escaped
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model
@@ -34,6 +40,7 @@ from aftermath.rules.state import CheckpointKind, RunState
 _HUB_SECONDS = 10.0  # timeout of one check of a Hub repository; the cooldown waits for it
 _AWAY_EPOCHS = 8  # epochs to skip the check of a repository after the Hub did not answer
 _ATTESTED_KEPT = 2  # attested directories to keep besides --keep-steps, so the owner can name one
+_NOT_ATTESTED = "CheckpointMismatch"
 LONGEST_UPLOAD = 3600.0
 """Seconds after which an upload is abandoned, including its wait for the thread."""
 
@@ -183,12 +190,26 @@ class CheckpointWriter:
             return _SavedModel(place, run, hashes, temporary)
         except Exception as error:
             if self._failed_step != run.trained_steps:
-                self._warn(f"no checkpoint of step {run.trained_steps} was saved: {error}")
+                self._warn(self._failure(run, error))
             self._failed_step = run.trained_steps
             return None
         finally:
             if temporary is not None and place is None:
                 shutil.rmtree(temporary, ignore_errors=True)
+
+    def _failure(self, run: Run, error: Exception) -> str:
+        """Return the warning about a failed save. It names the newest checkpoint on the disk."""
+        why, newline, fix = str(error).partition("\n")
+        directory = self._archive.directory
+        newest = ""
+        if directory is not None:
+            stem = stem_of_run(directory, run.run_id, run.identity)
+            # Later ones date from before a rewind.
+            steps = [
+                path for path in saved_steps(directory, stem) if step_of(path) <= run.trained_steps
+            ]
+            newest = f"; the newest one is {steps[-1].resolve()}" if steps else ""
+        return f"no checkpoint of step {run.trained_steps} was saved: {why}{newest}{newline}{fix}"
 
     async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
         needed: set[Path] | None = None
@@ -456,7 +477,8 @@ class CheckpointWriter:
                 still_wanted=lambda: _why_rejected(run, self._ports.feed.run) is None,
             )
         except Refused as refused:
-            return str(refused)
+            # That fix is for a person who names another directory.
+            return refused.message if refused.name == _NOT_ATTESTED else str(refused)
         return None if recorded else _why_rejected(run, self._ports.feed.run)
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable
 
+from aftermath.base.errors import AftermathError
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.seat_requests import SeatRequests
 from aftermath.member.status_events import require_unchanged
+from aftermath.rules import bitmap
 from aftermath.rules.deadlines import wait_for_last_member
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
@@ -18,6 +20,12 @@ from aftermath.rules.state import MemberState, RunState
 
 _LOOK_AGAIN = 1.0  # seconds
 _WEIGHT_DRIFT = 1.25  # correct a declared throughput that is off by more than this factor
+
+
+class WalletEjected(AftermathError):
+    """This wallet was ejected while this process took part with it."""
+
+    code = "ejected"
 
 
 class Joining:
@@ -36,11 +44,35 @@ class Joining:
         self.weight = weight
         """Measured speed in sequences per minute."""
         self.seat: int | None = None
+        # An ejection before this process started does not end it: its user started it again.
+        self._ejected_before = self._is_ejected()
 
     def find_seat(self, members: Members) -> Seat | None:
         """Find this member's seat among `members`, and remember its number."""
         self.seat = members.find(self._ports.coordinator.wallet)
         return None if self.seat is None else members.seats[self.seat]
+
+    def _is_ejected(self) -> bool:
+        """Return whether the wallet was ejected and has not joined since."""
+        members = self._ports.feed.members
+        seat = members.find(self._ports.coordinator.wallet)
+        return seat is not None and bitmap.contains(members.forfeited, seat)
+
+    def ejection(self) -> WalletEjected | None:
+        """Return the error of a member whose wallet was ejected since its process started, or None.
+
+        Joining again would lock another bond, and the cause may remain.
+        """
+        if self._ejected_before or not self._is_ejected():
+            return None
+        has_bond = self._ports.feed.run.config.join_bond > 0
+        seat = self._ports.feed.members.find(self._ports.coordinator.wallet)
+        return WalletEjected(
+            f"this wallet was ejected from seat {seat}{', and its bond is lost' if has_bond else ''}: "
+            "two results of one round were signed with its key, or a jury found its work false",
+            "Stop every other process that uses this wallet. The next start signs up again"
+            f"{', and locks another bond' if has_bond else ''}",
+        )
 
     def is_current(self, me: Seat) -> bool:
         """Return whether the chain has this process's p2p key and tier."""
@@ -56,7 +88,10 @@ class Joining:
         """Join the next epoch, unless the chain already has this member's current declaration.
 
         `leave_epoch` drops the replica. It is called if the run's epoch continues without us.
+        Raises WalletEjected.
         """
+        if (ejection := self.ejection()) is not None:
+            raise ejection
         if run.state.halted:
             self._requests.halted()
             return
@@ -91,6 +126,7 @@ class Joining:
             return
         self._joined_stateless |= stateless
         self.find_seat((await self._ports.feed.renew(self._ports.coordinator)).members)
+        self._ejected_before = False  # the join settled it
         self._ports.events.emit(
             event_types.Joined(
                 seat=self.seat, tier=self._role.tier, weight=self.weight, epoch=run.epoch

@@ -272,14 +272,18 @@ class Member:
                         else self._resume(unfinished, view)
                     )
                 except Desync as reason:
-                    self._ports.events.emit(
-                        event_types.Warning(
-                            message=f"fell out of this epoch: {reason}; this member joins the next one",
-                            until="trained",
+                    ejection = self._joining.ejection()
+                    if ejection is None:
+                        self._ports.events.emit(
+                            event_types.Warning(
+                                message=f"fell out of this epoch: {reason}; this member joins the next one",
+                                until="trained",
+                            )
                         )
-                    )
                     await self._keep_copy()
                     self._forget_replica()
+                    if ejection is not None:
+                        raise ejection from reason
                     if isinstance(reason, NoModel):
                         await self._joining.leave_epoch_now()
                     await self._joining.join(self._ports.feed.run, has_replica=False)

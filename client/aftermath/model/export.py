@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,16 @@ from aftermath.model.json_documents import (
     hf_config,
     is_file,
 )
-from aftermath.model.manifest import MANIFEST_FILE, TierFiles, encode_manifest, file_sha256
+from aftermath.model.manifest import (
+    MANIFEST_FILE,
+    Manifest,
+    TierFiles,
+    encode_manifest,
+    file_sha256,
+    local_path,
+    parse_manifest,
+    verify,
+)
 from aftermath.model.save_checkpoint import publish, read_companions, write_checkpoint, writing
 from aftermath.model.saved_checkpoints import is_removable
 from aftermath.model.weights import weight_files
@@ -54,7 +63,8 @@ def export_tiers(
     """Write `<name>-tier<t>` next to `source` for every tier, and a manifest into `source`.
 
     With `out`, write everything to that directory, with a copy of `source`. Numbers are rounded to
-    `dtype`; without `out` this must not change them. An existing export is replaced.
+    `dtype`; without `out` this must not change them. An existing export of these tiers is replaced.
+    The manifest keeps other tiers of the same model whose files are unchanged.
 
     Raises CheckpointError, OutputError, ModelConfigError or WidthNotDivisible.
     """
@@ -84,6 +94,7 @@ def export_tiers(
     for place in [*places, *([] if base == source else [base])]:
         check_directory(place, MADE_BY, _ELSEWHERE)
     companions = read_companions(source)
+    earlier = _read_manifest(base)  # before the export replaces it
     for tier, place in zip(chosen, places, strict=True):
         params = load(source, tier, "universal")
         if base == source:
@@ -98,9 +109,8 @@ def export_tiers(
         write_checkpoint(
             base, params, config, tier=0, companions=companions, made_by=MADE_BY, dtype=dtype
         )
-    return Exported(
-        places, _describe(config, base, dict(zip([0, *chosen], [base, *places], strict=True)))
-    )
+    directories = dict(zip([0, *chosen], [base, *places], strict=True))
+    return Exported(places, _describe(config, base, directories, earlier))
 
 
 def _require_exact(params: Mapping[str, Tensor], dtype: torch.dtype, source: Path) -> None:
@@ -147,8 +157,45 @@ def _copy(source: Path, base: Path) -> None:
         publish(base, fill, MADE_BY)
 
 
-def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
-    """Write the manifest of the tiers in these directories and return its path."""
+def _read_manifest(base: Path) -> Manifest | None:
+    """Return the manifest of an earlier export, or None if it is missing or unusable."""
+    try:
+        return parse_manifest((base / MANIFEST_FILE).read_bytes())
+    except (OSError, CheckpointError):
+        return None
+
+
+def _kept_tiers(
+    base: Path, earlier: Manifest, exported: Collection[int], digests: Mapping[str, str]
+) -> list[TierFiles]:
+    """Return the entries of other tiers of the same model whose files are unchanged.
+
+    `digests` are those of the full checkpoint's files.
+    """
+    if any(earlier.sha256.get(name) != digest for name, digest in digests.items()):
+        return []
+    kept = []
+    for entry in earlier.tiers:
+        if entry.tier in exported:
+            continue
+        try:
+            files = {name: local_path(base, name, entry.tier) for name in entry.files}
+            verify(
+                files, {name: earlier.sha256[name] for name in earlier.of_tier(entry.tier).files}
+            )
+        except CheckpointError:
+            continue
+        kept.append(entry)
+    return kept
+
+
+def _describe(
+    config: ModelConfig, base: Path, places: Mapping[int, Path], earlier: Manifest | None
+) -> Path:
+    """Write the manifest of the tiers in these directories and return its path.
+
+    It keeps the other tiers of the `earlier` one (see `_kept_tiers`).
+    """
     entries: list[TierFiles] = []
     digests: dict[str, str] = {}
     for tier, place in places.items():
@@ -160,6 +207,11 @@ def _describe(config: ModelConfig, base: Path, places: dict[int, Path]) -> Path:
         }
         entries.append(TierFiles(tier, list(listed), config.width(tier)))
         digests |= {name: file_sha256(path) for name, path in listed.items()}
+    if earlier is not None:
+        full = {name: digests[name] for name in entries[0].files}
+        kept = _kept_tiers(base, earlier, places, full)
+        entries = sorted([*entries, *kept], key=lambda entry: entry.tier)
+        digests |= {name: earlier.sha256[name] for entry in kept for name in entry.files}
     common = [name for name in COMPANIONS if is_file(base / name)]
     digests |= {name: file_sha256(base / name) for name in common}
     manifest = base / MANIFEST_FILE

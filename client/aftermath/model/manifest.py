@@ -45,7 +45,10 @@ class Manifest(msgspec.Struct, frozen=True):
         """Return the tier's entry. Raises ManifestUnusable if it is missing or incomplete."""
         entries = [entry for entry in self.tiers if entry.tier == tier]
         if len(entries) != 1:
-            raise ManifestUnusable(f"the manifest has {len(entries)} entries for tier {tier}")
+            raise ManifestUnusable(
+                f"the manifest has {len(entries)} entries for tier {tier}",
+                f"Export this tier from the full checkpoint: model export --tiers {tier}",
+            )
         files = entries[0].files
         if sum(PurePosixPath(path).name == "config.json" for path in files) != 1:
             raise ManifestUnusable(

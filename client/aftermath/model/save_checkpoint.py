@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 import psutil
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -32,10 +32,12 @@ from aftermath.model.config import ModelConfig
 from aftermath.model.json_documents import (
     COMPANIONS,
     INDEX_FILE,
+    MOMENTUM_FILE,
     CheckpointError,
     is_file,
     read_limited,
 )
+from aftermath.model.levels import MOMENTUM
 from aftermath.model.momentum_file import write_momentum
 from aftermath.model.saved_checkpoints import (
     among,
@@ -92,6 +94,8 @@ def save(
     checkpoints unchanged.
     """
     target = step_directory(directory, stem_of_run(directory, run_id, identity), step)
+    if _holds(target, params, config, momentum or {}):
+        return Saved(target, None)  # even if the disk is full
 
     def settle(place: Path) -> Path | None:
         write_mark(place, maker_name(identity))
@@ -158,6 +162,31 @@ def _write(
     dtype: torch.dtype = torch.float32,
     momentum: Mapping[str, Tensor] | None = None,
 ) -> T:
+    weights = _stored_weights(target, params, config, tier)
+    momentum = momentum or {}
+    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values())
+    need += sum(tensor.nbytes for tensor in momentum.values())
+    need += sum(map(len, companions.values()))
+
+    def fill(place: Path) -> None:
+        _write_weights(place, weights, dtype)
+        if momentum:
+            write_momentum(place, momentum)
+        (place / "config.json").write_text(_config_json(config, tier, dtype))
+        for name in COMPANIONS:
+            if name in companions:
+                (place / name).write_bytes(companions[name])
+
+    with writing(target.parent):
+        _remove_leftovers(target.parent, _PARTIAL)
+        _require_space(target.parent, need)
+        return _publish(target.parent, fill, settle)
+
+
+def _stored_weights(
+    target: Path, params: Mapping[str, Tensor], config: ModelConfig, tier: int
+) -> dict[str, Tensor]:
+    """Return the tensors by their names in files. Raises CheckpointError if they do not fit."""
     expected = config.parameter_shapes(tier)
     if {name: tuple(tensor.shape) for name, tensor in params.items()} != expected:
         raise CheckpointError(
@@ -168,26 +197,43 @@ def _write(
     weights = {
         config.stored_name(name, tier): params[name] for name in expected if name not in apart
     }
-    weights |= {listed: piece.of(apart[piece.name]) for listed, piece in pieces.items()}
-    momentum = momentum or {}
-    need = sum(tensor.numel() * dtype.itemsize for tensor in weights.values())
-    need += sum(tensor.nbytes for tensor in momentum.values())
-    need += sum(map(len, companions.values()))
+    return weights | {listed: piece.of(apart[piece.name]) for listed, piece in pieces.items()}
 
-    def fill(place: Path) -> None:
-        _write_weights(place, weights, dtype)
-        if momentum:
-            write_momentum(place, momentum)
-        document = config.to_hf(tier) | {"torch_dtype": str(dtype).removeprefix("torch.")}
-        (place / "config.json").write_text(_json(document))
-        for name in COMPANIONS:
-            if name in companions:
-                (place / name).write_bytes(companions[name])
 
-    with writing(target.parent):
-        _remove_leftovers(target.parent, _PARTIAL)
-        _require_space(target.parent, need)
-        return _publish(target.parent, fill, settle)
+def _holds(
+    target: Path,
+    params: Mapping[str, Tensor],
+    config: ModelConfig,
+    momentum: Mapping[str, Tensor],
+) -> bool:
+    """Return whether `target` is a complete checkpoint of this model, bit for bit."""
+    if not target.is_dir():
+        return False
+    missing = {
+        name: tensor.to(torch.float32)
+        for name, tensor in _stored_weights(target, params, config, tier=0).items()
+    }
+    missing |= momentum
+    try:
+        if (target / "config.json").read_text() != _config_json(config, 0, torch.float32):
+            return False
+        for path in target.glob("*.safetensors"):
+            prefix = MOMENTUM if path.name == MOMENTUM_FILE else ""
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118
+                    expected = missing.pop(prefix + name, None)
+                    if expected is None or not _same_bits(expected, file.get_tensor(name)):
+                        return False
+    except (OSError, UnicodeDecodeError, SafetensorError):
+        return False
+    return not missing
+
+
+def _same_bits(one: Tensor, other: Tensor) -> bool:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    bits = [tensor.detach().cpu().reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*bits)
 
 
 def _write_weights(place: Path, weights: Mapping[str, Tensor], dtype: torch.dtype) -> None:
@@ -207,6 +253,10 @@ def _write_weights(place: Path, weights: Mapping[str, Tensor], dtype: torch.dtyp
         (place / INDEX_FILE).write_text(
             _json({"metadata": parts.metadata, "weight_map": parts.tensor_to_filename})
         )
+
+
+def _config_json(config: ModelConfig, tier: int, dtype: torch.dtype) -> str:
+    return _json(config.to_hf(tier) | {"torch_dtype": str(dtype).removeprefix("torch.")})
 
 
 def _json(document: Mapping[str, Any]) -> str:

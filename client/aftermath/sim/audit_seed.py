@@ -246,7 +246,7 @@ class AuditTrial:
             for seat, attacker in attackers.items():
                 is_ejected = sim.members.seats[seat].state is MemberState.EJECTED
                 if is_ejected and attacker.sim_member.alive:
-                    await sim.kill(attacker.sim_member)  # it would join again
+                    await sim.kill(attacker.sim_member)
             await asyncio.sleep(_POLL_S)
 
     def _take_over(self, sim: SimulatedRun, seat: int, attacker: CoalitionMember) -> None:

@@ -40,6 +40,8 @@ class SimMember:
     events: list[EventDict] = field(default_factory=list)
     lost: str = ""
     """The error with which it ended because no checkpoint had the trained steps."""
+    ejected: str = ""
+    """The error with which it ended because it was ejected."""
 
     @property
     def id(self) -> bytes:

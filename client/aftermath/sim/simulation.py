@@ -38,6 +38,7 @@ from aftermath.data.local import open_tokens
 from aftermath.events.stream import Events
 from aftermath.member.checkpoint_writer import Archive, Hub
 from aftermath.member.feed import RunFeed
+from aftermath.member.joining import WalletEjected
 from aftermath.member.local_options import LocalOptions
 from aftermath.member.member import Member
 from aftermath.member.ports import Ports, Role, Workers
@@ -443,6 +444,8 @@ async def _live(sim_member: SimMember, chain: SimMemberChain, member: Member) ->
             await member.live()
         except ModelLost as lost:  # a run without checkpoints may end like this
             sim_member.lost = lost.message
+        except WalletEjected as ejected:  # a hostile one
+            sim_member.ejected = ejected.message
 
 
 def _key(name: str) -> Keypair:

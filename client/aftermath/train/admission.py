@@ -42,7 +42,7 @@ class Admitted:
 
 
 def check_options(settings: TrainSettings) -> None:
-    """Check the settings that do not depend on the run, and create the named directories.
+    """Check the settings that do not depend on the run, and test writing to the named directories.
 
     Raises UsageError, Unsuitable, or BindFailed for a port in use.
     """
@@ -52,7 +52,7 @@ def check_options(settings: TrainSettings) -> None:
 
 
 def check_values(settings: TrainSettings) -> None:
-    """Check the options' values. Unlike `check_options`, bind no port and create no directory."""
+    """Check the options' values. Unlike `check_options`, bind no port and write no file."""
     check_hub(settings)
     check_put_links(settings)
     check_choices(settings)

@@ -61,14 +61,14 @@ def check_put_links(settings: TrainSettings) -> None:
 
 
 def check_directories(settings: TrainSettings) -> None:
-    """Create the named directories and test writing. Raises Unsuitable if that fails."""
+    """Test writing to the named directories. Create none. Raises Unsuitable if that fails."""
     for option, directory in (
         ("--checkpoint-dir", None if settings.matformer_tier > 0 else settings.checkpoint_dir),
         ("--optimizer-state-dir", settings.optimizer_state_dir),
         ("--write-gradients-dir", settings.write_gradients_dir),
     ):
         if directory is not None:
-            _free(option, directory.absolute())
+            _check_writable(option, directory.absolute())
 
 
 def check_room(settings: TrainSettings, schema: StateSchema, run: Run, wallet: bytes) -> None:
@@ -144,13 +144,37 @@ def _claim(directory: Path, made_by: str) -> None:
     write_mark(directory, made_by)
 
 
+def _check_writable(option: str, directory: Path) -> None:
+    """Raise Unsuitable if a directory, or the nearest existing parent, is not writable.
+
+    A later check may refuse this start because the directory is gone. A new empty one would then
+    be in the way of the one that the user restores.
+    """
+    with _unsuitable(option, directory):
+        place = next(path for path in (directory, *directory.parents) if path.exists())
+        if place == directory:
+            place.mkdir(exist_ok=True)  # fails if it is a file
+        _write_test_file(place)
+
+
 def _free(option: str, directory: Path) -> int:
     """Create a directory and return its free bytes. Raises Unsuitable if it is not writable."""
-    try:
+    with _unsuitable(option, directory):
         directory.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=directory) as probe:
-            probe.write(b"probe")
+        _write_test_file(directory)
         return shutil.disk_usage(directory).free
+
+
+def _write_test_file(directory: Path) -> None:
+    with tempfile.TemporaryFile(dir=directory) as probe:
+        probe.write(b"probe")
+
+
+@contextlib.contextmanager
+def _unsuitable(option: str, directory: Path) -> Iterator[None]:
+    """Raise an OSError of the block as Unsuitable."""
+    try:
+        yield
     except OSError as error:
         raise Unsuitable(
             f"{option} {directory}: {_why(error)}", fix_of(error, "directory")
