@@ -125,7 +125,7 @@ def test_model_saved_at_common_stop_includes_pending_apply(
         await asyncio.sleep(0.5)  # the apply takes two seconds
         await asyncio.gather(*(sim.stop(sim_member) for sim_member in pair))
         assert len(applied) == 2
-        (saver,) = (sim_member for sim_member in pair if sim_member.saw("stopped"))
+        (saver,) = (one for one in pair if one.saw("stopped", continues=True))
         (stopped,) = saver.saw("stopped")
         steps = _steps(saver)
         assert Path(stopped["path"]).name == f"sim-step{steps}"
