@@ -42,6 +42,7 @@ from localnet.localnet_requests import (
 )
 
 BASE64 = {"encoding": "base64", "commitment": "confirmed", "preflightCommitment": "confirmed"}
+INCINERATOR = Pubkey.from_string("1nc1nerator11111111111111111111111111111111")
 LOOKUP_PROGRAM = Pubkey.from_string("AddressLookupTab1e1111111111111111111111111")
 
 
@@ -186,6 +187,15 @@ async def test_missing_payer_or_program_is_named(
     error = await refusal(network.rpc_url, sign([missing], await recent(client), payer))
     assert error["data"]["err"] == "ProgramAccountNotFound"
     assert error["message"].endswith("Attempt to load a program that does not exist")
+
+
+async def test_incinerator_receives_any_amount(
+    network: Urls, client: AsyncClient, payer: Keypair
+) -> None:
+    """It receives the bonds of ejected members."""
+    tx = sign([move(payer, INCINERATOR, 1)], await recent(client), payer)
+    answer = await rpc(network.rpc_url, "sendTransaction", encoded(tx), BASE64)
+    assert answer["result"] == str(tx.signatures[0])
 
 
 async def test_account_below_rent_minimum_is_refused(

@@ -89,6 +89,7 @@ RENT = Rent(6960, 1.0, 50)
 ACCOUNT_OVERHEAD_BYTES = 128
 
 _DISABLE_DEPLOYMENTS = Pubkey.from_string("EmhbpdVtZ2hWRGFWBDjn2i3SJD8Z36z4mpMcZJEnebnP")
+_INCINERATOR = Pubkey.from_string("1nc1nerator11111111111111111111111111111111")
 _NOTHING = Account(0, b"", SYSTEM_ID, False)
 
 NO_META = TransactionMetadata.from_json(
@@ -296,8 +297,10 @@ def _refused(error: str, fee: Fee, message: Message | MessageV0) -> ExecutionOut
 
 def _rent_error(writable: list[int], before: list[AccountState], after: list[AccountState]) -> Any:
     """Return agave's error for an account that becomes, or grows, below its minimum balance."""
-    for index, (_, old), (_, new) in zip(writable, before, after, strict=True):
+    for index, (key, old), (_, new) in zip(writable, before, after, strict=True):
         if new is None or new.lamports >= minimum_balance(len(new.data)):
+            continue
+        if key == _INCINERATOR:  # it may receive any amount
             continue
         paying = old is not None and old.lamports < minimum_balance(len(old.data))
         if (
