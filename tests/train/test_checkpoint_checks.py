@@ -140,9 +140,9 @@ WALLET = b"w" * 32
 
 def check_with_free(
     free: int, directory: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> str | None:
     monkeypatch.setattr(checkpoint_checks.shutil, "disk_usage", lambda _: Usage(0, 0, free))
-    check_room(settings(checkpoint_dir=directory), schema, RUN, WALLET)
+    return check_room(settings(checkpoint_dir=directory), schema, RUN, WALLET)
 
 
 def saved_checkpoint(directory: Path, step: int) -> Path:
@@ -177,13 +177,15 @@ def test_saved_checkpoint_counts_as_one_of_two(
         check_with_free(needed, tmp_path, schema, monkeypatch)
 
 
-def test_start_from_saved_epoch_needs_no_room(
+def test_start_from_saved_epoch_without_room_is_warned(
     tmp_path: Path, schema: StateSchema, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = saved_checkpoint(tmp_path, 2)
     unfinished = UnfinishedEpoch(RUN.epoch, RUN.epoch_started_at, 2, str(copy))
     write_unfinished(unfinished_path(tmp_path, RUN, WALLET), unfinished)
-    check_with_free(0, tmp_path, schema, monkeypatch)
+    needed = 4 * schema.parameters() + RESERVE
+    assert "may be lost" in (check_with_free(needed, tmp_path, schema, monkeypatch) or "")
+    assert check_with_free(needed + 1, tmp_path, schema, monkeypatch) is None
 
 
 def test_higher_tiers_save_nothing_and_are_warned(tmp_path: Path, schema: StateSchema) -> None:

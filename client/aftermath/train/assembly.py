@@ -149,9 +149,9 @@ async def assembled(
         compute, *own_newest(settings.checkpoint_dir, view.run)
     )
     _check_model_options(settings, setup, schema)
-    check_room(settings, schema.shared, view.run, chain.wallet)
+    shortage = check_room(settings, schema.shared, view.run, chain.wallet)
     check_memory(view, schema, settings.matformer_tier, setup.mesh.devices)
-    if advice := checkpoint_warning(settings):
+    for advice in filter(None, (shortage, checkpoint_warning(settings))):
         events.emit(event_types.Warning(message=advice))
     origin = await _origin(settings, setup, schema, ranks, compute, access)
     feed = RunFeed(view)

@@ -71,34 +71,35 @@ def check_directories(settings: TrainSettings) -> None:
             _check_writable(option, directory.absolute())
 
 
-def check_room(settings: TrainSettings, schema: StateSchema, run: Run, wallet: bytes) -> None:
+def check_room(settings: TrainSettings, schema: StateSchema, run: Run, wallet: bytes) -> str | None:
     """Raise Unsuitable if --checkpoint-dir is not writable or lacks space for checkpoints.
 
     A start that continues from the member's saved model needs no space, and could use no other
-    directory.
+    directory. Without space it gets a warning, which is returned.
     """
     from aftermath.model.save_checkpoint import (
         RESERVE,  # imports torch, which the other checks do not need
     )
 
     if settings.checkpoint_dir is None or settings.matformer_tier:
-        return
+        return None
     directory = settings.checkpoint_dir.absolute()
     free = _free("--checkpoint-dir", directory)
-    if find_unfinished(directory, run, wallet) is not None:
-        return
     saved = saved_steps(directory, stem_of_run(directory, run.run_id, run.identity))
     # Protected copies stay, and of all others the new checkpoint replaces all but one.
     count = _AT_ONCE - any(not is_protected(path) for path in saved)
     needed = count * sum(segment.size for segment in schema.segments) + RESERVE
-    if free <= needed:
-        need, room = shortage(needed, free)
-        noun = "checkpoints" if count > 1 else "more checkpoint"
-        raise Unsuitable(
-            f"--checkpoint-dir {directory}: {count} {noun} of this model and a reserve need "
-            f"{need}, but only {room} are free",
-            "Free some space, or choose a directory on another disk",
-        )
+    if free > needed:
+        return None
+    need, room = shortage(needed, free)
+    noun = "checkpoints" if count > 1 else "more checkpoint"
+    message = (
+        f"--checkpoint-dir {directory}: {count} {noun} of this model and a reserve need "
+        f"{need}, but only {room} are free"
+    )
+    if find_unfinished(directory, run, wallet) is not None:
+        return f"{message}\nFree some space, or the steps trained from now on may be lost"
+    raise Unsuitable(message, "Free some space, or choose a directory on another disk")
 
 
 @contextlib.contextmanager
