@@ -10,15 +10,18 @@ from pathlib import Path
 import pytest
 
 from aftermath.chain.wallet import load_wallet
+from aftermath.cli.checkpoint import _how_to_pause
 from aftermath.config.document import load_config
 from aftermath.events import status
 from aftermath.model.checkpoint import load
 from aftermath.model.segments import level_hash
 from aftermath.owner.schema import shape_of
+from aftermath.rules.state import RunState
 from cli.cli_lone_member import one_epoch, quick_config
 from cli.cli_runs import LOCAL, Outcome, Shell, invoke, invoke_typing
 from cli.cli_torchless import torchless_server
 from cli.conftest import SHAPE
+from rules import builders
 
 
 def calls(planned: Outcome) -> list[str]:
@@ -198,3 +201,10 @@ def test_finished_run_without_checkpoint_warns(
         assert "that training is lost" in outcome.err
     rehearsed = invoke("close-run", *signed, "--dry-run")
     assert f"warning: {unknown}" in rehearsed.err
+
+
+@pytest.mark.parametrize("is_pending", [True, False])
+def test_rewind_says_how_to_reach_the_pause(is_pending: bool) -> None:
+    fix = _how_to_pause("a", builders.run(RunState.ROUND_TRAIN, pending_pause=is_pending))
+    command = "tick --run-id a" if is_pending else "set-paused --run-id a pause"
+    assert fix.endswith(f"aftermath-solana {command}")

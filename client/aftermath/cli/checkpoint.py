@@ -147,7 +147,7 @@ async def rewind(
         if not run.halted:
             raise CommandError(
                 f"run {run_id} is {state_phrase(run.state)}, and only a paused or finished run can be rewound",
-                f"Pause it first: aftermath-solana set-paused --run-id {shlex.quote(run_id)} pause",
+                _how_to_pause(run_id, run),
             )
         signature = await chain.coordinator.rewind(run_id, index, model.recorded[index].step)
         if set_aside := _set_aside_text(run, model, to_step):
@@ -155,6 +155,15 @@ async def rewind(
         run, model, _ = await chain.coordinator.snapshot(run_id, any_spec=True)
     data = {"run_id": run_id, **_recorded_data(model.recorded[0]), "signature": str(signature)}
     return Result(data, facts(data))
+
+
+def _how_to_pause(run_id: str, run: Run) -> str:
+    command = f"aftermath-solana {{}} --run-id {shlex.quote(run_id)}"
+    if run.pending_pause:
+        return (
+            f"Wait for the pause, which begins when the epoch ends, or run {command.format('tick')}"
+        )
+    return f"Pause it first: {command.format('set-paused')} pause"
 
 
 def _set_aside_text(run: Run, model: Model, to_step: int) -> str:
