@@ -56,8 +56,8 @@ FP32_BOUNDS = Bounds(2e-3, 2e-3)
 # From benchmarks/measured/spread.json (30 inner steps, fp32 passes): the largest honest distance is
 # 1.3e-4 (a CPU and an H200), and the smallest of an attack 0.044 (one skipped step). The bound is
 # near their geometric mean, 2.4e-3. Honest distances of moments are as large as those of the
-# residual (benchmarks/measured/audits.json). By extrapolation, one skipped step
-# of 330 has no verdict, and one of 660 matches.
+# residual (benchmarks/measured/audits.json). By extrapolation, one skipped step of 330 has no
+# verdict, and one of 660 matches.
 MUON_BOUNDS = Bounds(0.01, 0.05)
 """The bounds with Muon in fp32, replayed in the same passes on the same kind of device."""
 # The orthogonalization of Muon amplifies rounding. In 768 replays of a tiny model's 30 inner steps,

@@ -77,7 +77,7 @@ def _moments_fault(settings: Optimizer, before: Mapping[str, Tensor]) -> str | N
     """Return a fault if moments are larger than clipped gradients give."""
     # A moment is a mean of clipped gradients, or of their squares. One huge number would also hide
     # errors in all others: it decays, so it dominates the change that distances are relative to.
-    clip = getattr(settings, "clip", None)
+    clip = settings.clip
     if clip is None:
         return None
     for kind in _FIRST:

@@ -24,13 +24,7 @@ from aftermath.model.config import ModelConfigError
 from aftermath.model.json_documents import CheckpointError, HubAway
 from aftermath.model.run_checkpoint import local_directory, require_place
 from aftermath.model.save_checkpoint import Saved, save, scratch, sweep
-from aftermath.model.saved_checkpoints import (
-    prune,
-    saved_steps,
-    stem_of_run,
-    step_directory,
-    step_of,
-)
+from aftermath.model.saved_checkpoints import newest_saved, prune, stem_of_run, step_directory
 from aftermath.p2p.transport import escaped
 from aftermath.replica.replica import Replica
 from aftermath.rules.model import Checkpoint, Model
@@ -201,15 +195,10 @@ class CheckpointWriter:
         """Return the warning about a failed save. It names the newest checkpoint on the disk."""
         why, newline, fix = str(error).partition("\n")
         directory = self._archive.directory
-        newest = ""
-        if directory is not None:
-            stem = stem_of_run(directory, run.run_id, run.identity)
-            # Later ones date from before a rewind.
-            steps = [
-                path for path in saved_steps(directory, stem) if step_of(path) <= run.trained_steps
-            ]
-            newest = f"; the newest one is {steps[-1].resolve()}" if steps else ""
-        return f"no checkpoint of step {run.trained_steps} was saved: {why}{newest}{newline}{fix}"
+        step = run.trained_steps
+        newest = directory and newest_saved(directory, run.run_id, run.identity, most=step)
+        named = f"; the newest one is {newest.resolve()}" if newest else ""
+        return f"no checkpoint of step {step} was saved: {why}{named}{newline}{fix}"
 
     async def _write(self, directory: Path, run: Run, replica: Replica) -> Path:
         needed: set[Path] | None = None

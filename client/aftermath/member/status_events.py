@@ -17,12 +17,7 @@ from aftermath.events.progress import (
 )
 from aftermath.events.stream import Events
 from aftermath.member.unused_copies import protected_copy
-from aftermath.model.saved_checkpoints import (
-    saved_steps,
-    stem_of_run,
-    step_directory,
-    step_of,
-)
+from aftermath.model.saved_checkpoints import newest_saved, stem_of_run, step_directory
 from aftermath.rules import bitmap, contents
 from aftermath.rules.contents import never_saved
 from aftermath.rules.members import Members
@@ -287,15 +282,10 @@ def _newest_copy(
     """
     if directory is None:
         return ""
-    stem = stem_of_run(directory, run.run_id, run.identity)
-    copies = [
-        path
-        for path in saved_steps(directory, stem)
-        if last_step_kept < step_of(path) <= run.trained_steps
-    ]
-    if not copies:
-        return ""
-    return "\n" + protected_copy(copies[-1].absolute(), has_commands=has_commands)
+    copy = newest_saved(
+        directory, run.run_id, run.identity, most=run.trained_steps, above=last_step_kept
+    )
+    return "" if copy is None else "\n" + protected_copy(copy.absolute(), has_commands=has_commands)
 
 
 def _own_copy(directory: Path | None, run: Run, step: int | None) -> Path | None:

@@ -30,6 +30,18 @@ def saved_steps(directory: Path, run_id: str) -> list[Path]:
     return sorted(_named(directory, re.escape(file_name(run_id)) + _STEPS), key=step_of)
 
 
+def newest_saved(
+    directory: Path, run_id: str, identity: str, *, most: int, above: int = -1
+) -> Path | None:
+    """Return the run's newest checkpoint of more than `above` and at most `most` steps, or None.
+
+    Checkpoints of more steps than the run has date from before a rewind.
+    """
+    stem = stem_of_run(directory, run_id, identity)
+    found = [path for path in saved_steps(directory, stem) if above < step_of(path) <= most]
+    return found[-1] if found else None
+
+
 def stem_of_run(directory: Path, run_id: str, identity: str) -> str:
     """Return the prefix of a run's checkpoint names: its id, plus `identity` if the id is taken.
 
