@@ -105,13 +105,13 @@ def _messages(sim_member: SimMember) -> list[str]:
 
 
 def test_two_of_three_that_stop_at_once_report_loss(tmp_path: Path) -> None:
-    """Each still sees the other before it leaves. The one that leaves later sees the loss."""
+    """Each still sees the other before it leaves, and the loss after both have left."""
 
     async def story(sim: SimulatedRun) -> None:
         members = await _three_train(sim)
         stakes: list[Stake] = []
         await asyncio.gather(*(_stop(sim, one, stakes) for one in members[:2]))
-        assert stakes
+        assert len(stakes) == 2
         for stake in stakes:
             assert stake.others_continue
             assert stake.copy is not None
@@ -119,6 +119,31 @@ def test_two_of_three_that_stop_at_once_report_loss(tmp_path: Path) -> None:
         await sim.until(lambda _: _warned(members[2], _ALL))
 
     play(tmp_path, story, **_RUN | {"init_min_clients": 3})
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_first_of_three_that_stop_in_one_second_reports_loss(tmp_path: Path, saves: bool) -> None:
+    """It has left before the loss shows, and learns of it before its process ends."""
+
+    async def story(sim: SimulatedRun) -> None:
+        sim.saves_checkpoints = saves
+        members = [sim.add(0) for _ in range(5)]
+        await sim.until_round(3)
+        stakes: list[Stake] = []
+
+        async def stop_later(sim_member: SimMember, seconds: float) -> None:
+            await asyncio.sleep(seconds)
+            await _stop(sim, sim_member, stakes)
+
+        stops = enumerate(members[:3])
+        await asyncio.gather(*(stop_later(one, 0.1 * order) for order, one in stops))
+        assert len(stakes) == 3
+        for stake in stakes:
+            assert (stake.levels, stake.steps) == ([0, 1, 2], stakes[0].steps)
+            assert "only 2 of 5 holders are left" in stake.lost().message
+            assert (stake.copy is not None) is saves
+
+    play(tmp_path, story, **_RUN | {"init_min_clients": 5, "min_round_time": 10})
 
 
 def test_one_of_three_leaves_without_warning_or_copy(tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 from aftermath.base.outputs import write_mark
 from aftermath.coordinator.ports import View
 from aftermath.events.stream import Events
-from aftermath.member.stake import ModelLost, Stake, find_loss
+from aftermath.member.stake import ModelLost, SavedCopy, Stake, UnsavedSteps, find_loss
 from aftermath.model.saved_checkpoints import maker_name
 from aftermath.rules.run import Run
-from aftermath.rules.state import MemberState, RunState
+from aftermath.rules.state import MemberState, ModelSource, RunState
 from aftermath.train.session import _emit_finished
 from aftermath.train.settings import TrainSettings
 from rules import builders
@@ -98,6 +98,11 @@ def test_train_on_finished_run_raises_loss(tmp_path: Path) -> None:
             Stake(6, [0], saves=False, reason="only 1 of 3 holders are left"),
             "Next time stay until the epoch ends, or let the owner pause the run first",
         ),
+        (
+            Stake(6, [1], saves=False, has_full_peer=True),
+            "Next time stay until the epoch ends, or let the owner pause the run first. Tier-0 "
+            "members with a --checkpoint-dir may have saved a copy",
+        ),
     ],
 )
 def test_fix_of_lost_steps_fits_member_and_run(stake: Stake, fix: str) -> None:
@@ -105,13 +110,27 @@ def test_fix_of_lost_steps_fits_member_and_run(stake: Stake, fix: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "step", "words"),
+    ("levels", "step", "copied", "words", "ends"),
     [
-        ([0], 5, "level 0 of the model goes back to the checkpoint of step 5 in the next epoch"),
-        ([0, 1], 0, "levels 0, 1 of the model go back to the initial model in the next epoch"),
+        (
+            [0],
+            5,
+            2,
+            "level 0 of the model goes back to the checkpoint of step 5 in the next epoch",
+            "2 trained steps are only in the copy that this member saved",
+        ),
+        (
+            [0, 1],
+            0,
+            1,
+            "levels 0, 1 of the model go back to the initial model in the next epoch",
+            "2 trained steps are lost, and the copy that this member saved has 1 of them",
+        ),
     ],
 )
-def test_copy_of_levels_that_go_back_is_named(levels: list[int], step: int, words: str) -> None:
+def test_copy_of_levels_that_go_back_is_named(
+    levels: list[int], step: int, copied: int, words: str, ends: str
+) -> None:
     stake = Stake(
         2,
         levels,
@@ -119,9 +138,20 @@ def test_copy_of_levels_that_go_back_is_named(levels: list[int], step: int, word
         goes_back=True,
         others_continue=True,
         checkpoint_step=step,
-        copy=Path("kept/r-step7"),
+        copy=SavedCopy(Path("kept/r-step7"), 7),
+        copied=copied,
     )
     lost = stake.lost()
     assert lost.message.startswith(words)
-    assert lost.message.endswith("2 trained steps are only in the copy that this member saved")
+    assert lost.message.endswith(ends)
     assert "kept/r-step7" in (lost.fix or "")
+
+
+@pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.PAUSED])
+def test_steps_of_undone_epoch_are_not_at_stake(state: RunState) -> None:
+    """The next epoch begins from the checkpoint, so no member's model is needed."""
+    model = builders.model(checkpoint_step=6)
+    run = builders.run(state, step=12, model_source=ModelSource.CHECKPOINT)
+    assert UnsavedSteps().count(run, model) == 0
+    kept = builders.run(state, step=12, model_source=ModelSource.PEERS)
+    assert UnsavedSteps().count(kept, model) == 6

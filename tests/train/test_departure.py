@@ -13,7 +13,7 @@ import pytest
 
 from aftermath.events import event_types
 from aftermath.events.stream import Events
-from aftermath.member.stake import Stake
+from aftermath.member.stake import SavedCopy, Stake
 from aftermath.train.interrupts import Departure, ask_on_stderr, is_a_person_there
 
 
@@ -168,7 +168,11 @@ def test_member_of_epoch_that_is_lost_already_is_not_asked() -> None:
 def test_saved_copy_of_run_that_goes_back_is_a_loss(goes_back: bool) -> None:
     """A server's only client saved its model, and the run does not continue from it."""
     departure = Departure(Events(lambda: 0.0, []), can_ask=True)
-    member = AtStake(Stake(6, [0, 1], saves=True, goes_back=goes_back, copy=Path("r-step6")))
+    member = AtStake(
+        Stake(
+            6, [0, 1], saves=True, goes_back=goes_back, copy=SavedCopy(Path("r-step6"), 6), copied=6
+        )
+    )
     departure.member = member  # type: ignore[assignment]
     assert departure.on_signal(signal.SIGINT) == 60.0
     assert member.stopped is not None

@@ -19,10 +19,11 @@ from aftermath.base.rate_limit import Backoff
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.progress import levels_named, too_few
+from aftermath.member.after_leaving import AfterLeaving, Departed
 from aftermath.member.checkpoint_writer import CheckpointWriter
 from aftermath.member.ports import Desync, Ports, Role, Workers
 from aftermath.member.rounds.rounds import Rounds
-from aftermath.member.stake import SAVE_SECONDS, Stake, UnsavedSteps
+from aftermath.member.stake import SAVE_SECONDS, SavedCopy, Stake, UnsavedSteps, has_full_peer
 from aftermath.member.unfinished_epoch import (
     UnfinishedEpoch,
     read_unfinished,
@@ -32,10 +33,10 @@ from aftermath.member.unfinished_epoch import (
 from aftermath.member.unused_copies import protected_copy
 from aftermath.replica.origin import Origin
 from aftermath.replica.replica import Replica
-from aftermath.rules import bitmap, committee, contents, departures
+from aftermath.rules import committee, contents
 from aftermath.rules.contents import sole_levels, unsaved_steps
 from aftermath.rules.deadlines import becomes_last_member, rounds_end
-from aftermath.rules.departures import LostLevel, levels_lost, levels_lost_with
+from aftermath.rules.departures import levels_lost, levels_lost_with
 from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run, steps_before
@@ -46,7 +47,6 @@ _LONGEST_RETRY = 15.0  # seconds
 _CATCH_UP_SECONDS = SAVE_SECONDS / 2  # the rest is for the file and its record
 _ATTEST_SECONDS = SAVE_SECONDS / 8
 _RECORD_SECONDS = SAVE_SECONDS / 4
-_SAFE_HOLDERS = 2  # the one other holder may have been killed without the chain's notice
 _LEAVES_LAST_SECONDS = 0.8  # Ctrl-C leaves within two seconds, and leaving itself takes the rest
 _LEAVES_LAST_POLL = 0.2  # seconds
 
@@ -71,13 +71,15 @@ class LastMember:
         """Whether the member keeps its seat after its process ends."""
         self._resumed: UnfinishedEpoch | None = None
         self._has_saved = False  # whether it saved when it was stopped
-        self._copy: Path | None = None  # what it saved then, if the run does not use it
-        self._copied_step = 0
+        self._copy: SavedCopy | None = None  # what it saved then, if the run does not use it
         self._attested_epoch: tuple[int, int] | None = None  # number and start of the epoch
         self._is_cut_off = False  # whether the coordinator did not answer then
         self.will_attest = False
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self.unsaved = UnsavedSteps()
+        self._after_leaving = AfterLeaving(
+            ports, role, checkpoints, self.unsaved, self._has_attested
+        )
 
     def stake(
         self, seat: int | None, replica: Replica | None, model: Model | None = None
@@ -89,8 +91,7 @@ class LastMember:
         run = self._ports.feed.run
         members = self._ports.feed.members
         model = model or self._ports.feed.model
-        copied_step = None if self._copy is None else self._copied_step
-        steps = self.unsaved.count(run, model, step=copied_step)
+        steps = self.unsaved.count(run, model)
         if seat is None or replica is None or steps <= 0:
             return None
         reachable = self._ports.transport.reachable()
@@ -101,27 +102,26 @@ class LastMember:
         is_finished = run.state is RunState.FINISHED
         others = contents.holders(run, members) & ~(1 << seat)
         sole = sole_levels(run, members, seat, reachable)
-        stake = self._stake_of(lost, steps, model)
-        return replace(
-            stake,
+        levels = [one.level for one in lost]
+        copied = 0
+        if self._copy is not None:
+            copied = self.unsaved.count(run, model, step=self._copy.step)
+        return Stake(
+            steps,
+            levels,
+            saves=self._checkpoints.directory is not None,
             # The model is attested and kept only if this member keeps its seat.
             goes_back=not self.stays and not is_finished,
             # Without an answer, the members of the last view may have left too.
             others_continue=others != 0 and not self._is_cut_off,
-            reason="" if set(stake.levels) <= set(sole) else too_few(lost),
-            is_lost_already=set(stake.levels) <= {one.level for one in levels_lost(run, members)},
-            is_finished=is_finished,
-        )
-
-    def _stake_of(self, lost: list[LostLevel], steps: int, model: Model) -> Stake:
-        return Stake(
-            steps,
-            [one.level for one in lost],
-            saves=self._checkpoints.directory is not None,
-            goes_back=True,
             checkpoint_step=steps_before(model.checkpoint_step),
             copy=self._copy,
+            copied=copied,
             has_commands=self._ports.coordinator.has_tick,
+            is_finished=is_finished,
+            reason="" if set(levels) <= set(sole) else too_few(lost),
+            is_lost_already=set(levels) <= {one.level for one in levels_lost(run, members)},
+            has_full_peer=has_full_peer(self._ports.feed.view, self._ports.coordinator.wallet),
         )
 
     # --- being stopped ----------------------------------------------------------------------------
@@ -223,8 +223,7 @@ class LastMember:
         self._has_saved = True
         continues = self.stays or unsaved_steps(model_run, self._ports.feed.model) == 0
         if not continues:
-            self._copy = checkpoint
-            self._copied_step = step
+            self._copy = SavedCopy(checkpoint, step)
             self._protected(checkpoint)
         self._ports.events.emit(
             event_types.Stopped(step=step, path=str(checkpoint), continues=continues)
@@ -285,84 +284,23 @@ class LastMember:
         return self.unsaved.count(self._ports.feed.run, self._ports.feed.model)
 
     async def loss_after_leaving(
-        self, replica: Replica, rounds: Rounds | None, lost: Stake | None, *, step: int
+        self,
+        replica: Replica,
+        rounds: Rounds | None,
+        lost: Stake | None,
+        *,
+        step: int,
+        seconds: float,
     ) -> Stake | None:
-        """Read the run again after this member has left it, and return what the run loses.
+        """Return what the run loses after this member has left it (see `AfterLeaving`).
 
-        Members that stop at the same moment each still see the others before. `lost`: what this
-        member knew to be lost. `step`: see `save`. Save a copy if the run loses levels of this
-        member, or if at most one member stays that has them all, which may have been killed.
+        `lost`: what this member knew to be lost. `step`: see `save`. `seconds`: how long it watches
+        the run.
         """
-        view = None if self._has_saved else await self._view_after_leaving()
-        if view is None:
-            return lost
-        run = view.run
-        if rounds is not None:
-            await rounds.finish_apply()
-            step = rounds.step
-        steps = self.unsaved.count(run, view.model, step=step)
-        if steps <= 0:
-            return lost
-        seat = view.members.find(self._ports.coordinator.wallet)
-        silent = 0 if seat is None or self._has_attested(run) else 1 << seat
-        levels = levels_lost(run, view.members, silent=silent)
-        is_lost = any(one.level >= self._role.tier for one in levels)
-        few_stay = departures.full_holders(view.members, self._role.tier) < _SAFE_HOLDERS
-        if is_lost or (few_stay and not self._is_attested(run)):
-            await self._copy_after_leaving(replica, run, step, protects=is_lost)
-        if self._copy is None:
-            reached = max(step, run.trained_steps + departures.makes_a_step(run))
-            steps = self.unsaved.count(run, view.model, step=reached)
-        if lost is not None:
-            return replace(lost, steps=steps, copy=self._copy)
-        if not is_lost:
-            return None
-        return replace(
-            self._stake_of(levels, steps, view.model),
-            saves=self._copy is not None,
-            others_continue=view.members.healthy != 0,
-            reason=too_few(levels) if any(one.left for one in levels) else "",
-            is_lost_already=True,
-        )
-
-    async def _view_after_leaving(self) -> View | None:
-        """Return the current view without this member, or None if its epoch is over."""
-        try:
-            async with asyncio.timeout(_RECORD_SECONDS):
-                view = await self._ports.coordinator.view(fresh=True)
-        except (AftermathError, TimeoutError):
-            return None
-        run = view.run
-        before = self._ports.feed.run
-        same = (run.epoch, run.epoch_started_at) == (before.epoch, before.epoch_started_at)
-        if not same or not (run.state.training or run.state is RunState.COOLDOWN):
-            return None
-        seat = view.members.find(self._ports.coordinator.wallet)
-        if seat is not None and bitmap.contains(view.members.healthy, seat):
-            # This member could not tell that it leaves. The others will drop it.
-            return replace(view, members=departures.left(run, view.members, 1 << seat))
-        return view
-
-    def _is_attested(self, run: Run) -> bool:
-        """Return whether all levels of this member are attested in the cooldown."""
-        attested = [bitmap.contains(run.levels_attested, level) for level in self._role.levels]
-        return run.state is RunState.COOLDOWN and all(attested)
-
-    async def _copy_after_leaving(
-        self, replica: Replica, run: Run, step: int, *, protects: bool
-    ) -> None:
-        """Save a copy if this member has a directory. `protects`: whether no member removes it."""
-        if self._checkpoints.directory is None:
-            return
-        self._copy = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
-        if self._copy is None:
-            return
-        self._copied_step = step
-        if protects:
-            self._protected(self._copy)
-        self._ports.events.emit(
-            event_types.Stopped(step=step, path=str(self._copy), continues=False)
-        )
+        if self._has_saved and self._copy is None:
+            return lost  # the run continues from what it saved
+        departed = Departed(replica, rounds, step, lost, self._copy)
+        return await self._after_leaving.loss(departed, seconds=seconds)
 
     # --- falling out of an epoch ------------------------------------------------------------------
 

@@ -235,15 +235,15 @@ class Member:
         """Return whether the replica has trained steps that are in no checkpoint."""
         return self._replica is not None and self._last.unsaved_steps() > 0
 
-    async def loss_after_leaving(self, lost: Stake | None = None) -> Stake | None:
+    async def loss_after_leaving(self, lost: Stake | None, *, seconds: float) -> Stake | None:
         """Return what the run loses after this member left. Save a copy if few members stay.
 
-        `lost`: what it knew to be lost before (see `LastMember.loss_after_leaving`).
+        `lost`: what it knew to be lost before. `seconds`: how long to watch the run.
         """
         if self._replica is None or self._last.stays:
             return lost
         return await self._last.loss_after_leaving(
-            self._replica, self._rounds, lost, step=self._start_step
+            self._replica, self._rounds, lost, step=self._start_step, seconds=seconds
         )
 
     # --- epochs -----------------------------------------------------------------------------------

@@ -8,12 +8,14 @@ from pathlib import Path
 from aftermath.base.errors import AftermathError
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
-from aftermath.events.progress import levels_go_back, levels_named
+from aftermath.events.progress import levels_go_back, levels_named, named_checkpoint
 from aftermath.member.unused_copies import new_run
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
+from aftermath.rules import bitmap
 from aftermath.rules.contents import begins_from_checkpoint, claimed_by_no_other, unsaved_steps
+from aftermath.rules.departures import is_undone, reached_steps
 from aftermath.rules.model import Model
-from aftermath.rules.run import Run
+from aftermath.rules.run import Run, steps_before
 
 SAVE_SECONDS = 60.0
 """Seconds that a stopped member has for the last results and the file.
@@ -51,11 +53,27 @@ class UnsavedSteps:
             self._gone_back = model.checkpoint_step, unsaved_steps(run, model)
 
     def count(self, run: Run, model: Model, *, step: int | None = None) -> int:
-        """Return the number of these steps. `step`: trained steps, if not the run's."""
-        steps = unsaved_steps(run if step is None else replace(run, step=step + 1), model)
+        """Return the number of these steps. `step`: trained steps, if not those that the run
+        reaches with its running round.
+
+        0 between epochs if the next one begins from the checkpoint, because they are lost already.
+        """
+        if is_undone(run):
+            return 0
+        reached = reached_steps(run) if step is None else step
+        steps = unsaved_steps(replace(run, step=reached + 1), model)
         if self._gone_back is not None and self._gone_back[0] == model.checkpoint_step:
             steps -= self._gone_back[1]
         return steps
+
+
+@dataclass(frozen=True)
+class SavedCopy:
+    """A copy of the model that a member saved and the run does not use."""
+
+    path: Path
+    step: int
+    """Trained steps in it."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +81,7 @@ class Stake:
     """What would be lost if this member left now."""
 
     steps: int
-    """Trained steps in no checkpoint."""
+    """Trained steps in no checkpoint that the chain names."""
     levels: list[int]
     """Levels that no other member has, or that the members that stay cannot attest."""
     saves: bool
@@ -73,8 +91,10 @@ class Stake:
     others_continue: bool = False
     """Whether other members continue with the other levels."""
     checkpoint_step: int = 0
-    copy: Path | None = None
-    """The copy with the steps that this member saved and the run does not use."""
+    copy: SavedCopy | None = None
+    """The copy that this member saved and the run does not use."""
+    copied: int = 0
+    """How many of `steps` are in the copy."""
     has_commands: bool = True
     """Whether the run is on chain. False for a run on a server."""
     is_finished: bool = False
@@ -83,6 +103,8 @@ class Stake:
     """Why other members that have these levels lose them too, as a clause. Empty if none has."""
     is_lost_already: bool = False
     """Whether the levels go back even if this member stays."""
+    has_full_peer: bool = False
+    """Whether another member that holds the whole model took part (`has_full_peer`)."""
 
     @property
     def costs_others(self) -> bool:
@@ -97,7 +119,10 @@ class Stake:
                 f"{steps} in no checkpoint. If this member leaves, {self._going_back()}: "
                 f"{self.reason}. Stay until the epoch ends, or let the owner pause the run first"
             )
-        return f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the model"
+        return (
+            f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the "
+            f"model. If this member leaves, {self._continues_with()}"
+        )
 
     def loss(self) -> str:
         """Return a sentence, without its full stop, that the steps are lost now."""
@@ -105,28 +130,66 @@ class Stake:
         if self.reason:
             return f"{self._going_back()}: {self.reason}, and {steps} lost"
         why = "" if self.saves else ", and it saves no checkpoints"
-        return f"{steps} lost: this member had the only copy of {levels_named(self.levels)} of the model{why}"
+        return (
+            f"{steps} lost: this member had the only copy of {levels_named(self.levels)} of the "
+            f"model{why}; {self._continues_with()}"
+        )
 
     def lost(self) -> ModelLost:
         """Return the error of a member that leaves anyway."""
-        if self.copy is None:
-            if self.reason:
-                return ModelLost(self.loss(), _PAUSE_FIRST)
-            again = _WRITABLE if self.saves else _STOP_LAST
-            return _model_lost(self.steps, _NEXT_TIME if self.is_finished else again)
-        steps = counted(self.steps, "trained step is", "trained steps are")
-        what = "the run goes back to its checkpoint"
-        if self.others_continue:
-            why = f", because {self.reason}" if self.reason else ""
-            what = self._going_back() + why
-        how = new_run(self.copy, has_commands=self.has_commands)
+        if self.copy is not None:
+            how = new_run(self.copy.path, has_commands=self.has_commands)
+            return ModelLost(self._lost_but_copied(), f"To keep that training, {how}")
+        if self.reason:
+            return ModelLost(self.loss(), self._how_to_lose_nothing())
+        levels = f"{levels_named(self.levels)} of the model"
         return ModelLost(
-            f"{what}: {steps} only in the copy that this member saved",
-            f"To keep that training, {how}",
+            f"{_in_no_checkpoint(self.steps)}, and no member that stays has {levels}; "
+            f"{self._continues_with()}",
+            self._how_to_lose_nothing(),
         )
+
+    def _lost_but_copied(self) -> str:
+        """Return which steps are lost for the run, and how many of them the copy has."""
+        what = self._continues_with()
+        if self.others_continue and self.reason:
+            what += f", because {self.reason}"
+        steps = counted(self.steps, "trained step is", "trained steps are")
+        if self.copied == self.steps:
+            return f"{what}: {steps} only in the copy that this member saved"
+        return (
+            f"{what}: {steps} lost, and the copy that this member saved has {self.copied} of them"
+        )
+
+    def _how_to_lose_nothing(self) -> str:
+        if self.is_finished:
+            return _NEXT_TIME
+        if self.saves and not self.reason:
+            return _WRITABLE  # the save failed
+        if self.has_full_peer:
+            return f"{_PAUSE_FIRST}. Tier-0 members with a --checkpoint-dir may have saved a copy"
+        return _PAUSE_FIRST if self.reason else _STOP_LAST
+
+    def _continues_with(self) -> str:
+        """Return a clause: what the run continues with."""
+        if self.others_continue:
+            return self._going_back()
+        verb = "ends with" if self.is_finished else "goes back to"
+        return f"the run {verb} {named_checkpoint(self.checkpoint_step)}"
 
     def _going_back(self) -> str:
         return levels_go_back(self.levels, self.checkpoint_step)
+
+
+def has_full_peer(view: View, wallet: bytes) -> bool:
+    """Return whether another member that holds the whole model took part in the run's epoch.
+
+    Between epochs, in the last one.
+    """
+    run = view.run
+    me = view.members.find(wallet)
+    took_part = bitmap.seats(run.began | run.finishers)
+    return any(seat != me and view.members.seats[seat].tier == 0 for seat in took_part)
 
 
 def find_loss(view: View, wallet: bytes, directory: Path | None) -> ModelLost | None:
@@ -140,9 +203,13 @@ def find_loss(view: View, wallet: bytes, directory: Path | None) -> ModelLost | 
     seat = view.members.find(wallet)
     if not steps or seat is None or not claimed_by_no_other(run, view.members, seat):
         return None
-    if directory is None:
-        return _model_lost(steps, _SAME_DIRECTORY + _NEXT_TIME)
-    return None if _has_last_step(directory, run) else _model_lost(steps, _NEXT_TIME)
+    if directory is not None and _has_last_step(directory, run):
+        return None
+    return ModelLost(
+        f"{_in_no_checkpoint(steps)}, and no other member has all of the model; the run ended with "
+        f"{named_checkpoint(steps_before(view.model.checkpoint_step))}",
+        _NEXT_TIME if directory is not None else _SAME_DIRECTORY + _NEXT_TIME,
+    )
 
 
 def _has_last_step(directory: Path, run: Run) -> bool:
@@ -152,9 +219,6 @@ def _has_last_step(directory: Path, run: Run) -> bool:
     ).exists()
 
 
-def _model_lost(steps: int, fix: str) -> ModelLost:
-    return ModelLost(
-        f"{counted(steps, 'trained step is', 'trained steps are')} lost: no checkpoint has "
-        f"{'it' if steps == 1 else 'them'}, and no other member has all of the model",
-        fix,
-    )
+def _in_no_checkpoint(steps: int) -> str:
+    lost = counted(steps, "trained step is", "trained steps are")
+    return f"{lost} lost: no checkpoint has {'it' if steps == 1 else 'them'}"

@@ -133,6 +133,17 @@ def makes_a_step(run: Run) -> bool:
     return run.state.training and round.attestations >= committee.round_quorum(round, round.elected)
 
 
+def reached_steps(run: Run) -> int:
+    """Return the run's trained steps, with that of the running round if a quorum attested it."""
+    return run.trained_steps + makes_a_step(run)
+
+
+def is_undone(run: Run) -> bool:
+    """Return whether the run waits for an epoch that begins from the checkpoint."""
+    waits = run.state in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED)
+    return waits and run.model_source is ModelSource.CHECKPOINT
+
+
 def lost_steps(run: Run, members: Members, model: Model) -> int:
     """Return how many trained steps are lost, because the next epoch begins from the checkpoint.
 
@@ -142,10 +153,9 @@ def lost_steps(run: Run, members: Members, model: Model) -> int:
     saved = steps_before(model.checkpoint_step)
     if _has_rounds(run):
         gone = not members.healthy and len(levels_lost(run, members)) == run.levels
-        return max(0, run.trained_steps + makes_a_step(run) - saved) if gone else 0
-    between = run.state in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED, RunState.FINISHED)
-    goes_back = between and run.model_source is ModelSource.CHECKPOINT
-    return max(0, run.trained_steps - saved) if goes_back else 0
+        return max(0, reached_steps(run) - saved) if gone else 0
+    ended = run.state is RunState.FINISHED and run.model_source is ModelSource.CHECKPOINT
+    return max(0, run.trained_steps - saved) if ended or is_undone(run) else 0
 
 
 def _has_rounds(run: Run) -> bool:

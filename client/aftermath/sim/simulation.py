@@ -61,6 +61,9 @@ from aftermath.sim.sim_member import SimMember, Undisturbed
 from aftermath.sim.sim_transport import SimNetwork
 from aftermath.sim.virtual_time import InlineWorker, VirtualClock, run_virtual
 
+_WATCHES = 3.0
+"""Seconds for which a member that has left watches the run. Reading it takes one second here."""
+
 
 class SimulatedRun:
     """A cluster, a run, and members that come and go."""
@@ -327,7 +330,7 @@ class SimulatedRun:
         with contextlib.suppress(CoordinatorError):
             await sim_member.member.leave()
             if sim_member.member.has_unsaved_steps:
-                lost = await sim_member.member.loss_after_leaving(lost)
+                lost = await sim_member.member.loss_after_leaving(lost, seconds=_WATCHES)
         self.network.crash(sim_member.id)
         return lost
 

@@ -306,10 +306,19 @@ async def _life(
         finally:
             interrupts.saved()
             if run_exists:
-                await _leave(member, events, interrupts.leaving())
-                if member.has_unsaved_steps:
-                    interrupts.saves_for(SAVE_SECONDS)
-                    departure.lost = await member.loss_after_leaving(departure.lost)
+                await _leave_and_watch(member, events, interrupts, departure)
+
+
+async def _leave_and_watch(
+    member: Member, events: Events, interrupts: Interrupts, departure: Departure
+) -> None:
+    """Leave the run, and note in `departure` what the run loses with the members that leave."""
+    time = asyncio.get_running_loop().time
+    end = time() + interrupts.leaving()
+    await _leave(member, events, end - time())
+    if member.has_unsaved_steps:
+        interrupts.saves_for(SAVE_SECONDS)
+        departure.lost = await member.loss_after_leaving(departure.lost, seconds=end - time())
 
 
 async def _leave(member: Member, events: Events, seconds: float) -> None:
