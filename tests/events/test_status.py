@@ -187,8 +187,8 @@ def test_status_of_reopened_saved_run_loses_no_step() -> None:
     model = builders.model(checkpoint_step=61)
     waiting = at(RunState.WAITING_FOR_MEMBERS, members_=away, model=model, step=61, **facts)
     assert waiting.waits[1].startswith(
-        "an absent member that trained before (after 24 hours, any member); to begin at once from the "
-        "checkpoint, which has all 60 steps, the owner runs"
+        "an absent member that trained before (after 24 hours, any member), although no trained steps "
+        "depend on it; to begin at once from the checkpoint, which has all 60 steps, the owner runs"
     )
     assert "rewind --run-id test --to-step 60, then" in waiting.waits[1]
 

@@ -8,7 +8,7 @@ import pytest
 
 from aftermath.events.status import checkpoint_of, facts_of
 from aftermath.rules.model import Checkpoint
-from aftermath.rules.state import CheckpointKind, MemberState, ModelSource, RunState
+from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState
 from events.test_status import at
 from rules import builders
 
@@ -39,7 +39,7 @@ def test_status_names_levels_whose_last_holder_left() -> None:
     )
     assert facts_of(found)["levels"] == (
         "levels 0, 1 of the model go back to the checkpoint of step 6 in the next epoch: the "
-        "members with the newest steps have left"
+        "members with the newest steps have left. Up to 3 steps are lost"
     )
     assert "levels" not in facts_of(at(RunState.ROUND_TRAIN))
 
@@ -54,8 +54,17 @@ def test_status_counts_holders_that_are_left() -> None:
     )
     assert facts_of(found)["levels"] == (
         "levels 0, 1, 2 of the model go back to the initial model in the next epoch: "
-        "only 1 of 3 holders are left"
+        "only 1 of 3 holders are left. Up to 9 steps are lost"
     )
+    assert "; 9 later steps are lost, and" in checkpoint_of(found), "one member cannot attest them"
+
+
+def test_status_of_complete_epoch_says_if_its_steps_are_lost() -> None:
+    complete = {"step": 10, "exit_reason": ExitReason.ROUNDS_PER_EPOCH}
+    lost = at(RunState.WAITING_FOR_MEMBERS, **complete)
+    assert "(the last epoch is complete, but its steps are lost)" in lost.waits[0]
+    kept = at(RunState.WAITING_FOR_MEMBERS, model_source=ModelSource.PEERS, **complete)
+    assert "(the last epoch is complete)" in kept.waits[0]
 
 
 @pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.PAUSED])

@@ -151,6 +151,10 @@ def test_epoch_without_member_loses_round_that_still_closes() -> None:
     model = builders.model(checkpoint_step=6)
     assert lost_steps(run(), members(), model) == 6
     assert lost_steps(run(), members(0), model) == 0
+    assert lost_steps(run(), members(2), model) == 6, "it cannot attest level 2 alone"
+    small = run(began=0b100)
+    assert lost_steps(small, members(), model) == 6, "nobody trains the other levels"
+    assert lost_steps(small, members(2), model) == 0
     header = builders.header(0b111, elected=1, attestations=1)
     closing = replace(run(), rounds=(header, *run().rounds[1:]))
     assert lost_steps(closing, members(), model) == 7

@@ -150,9 +150,12 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
             "a member that finished the last epoch, because no recorded checkpoint has its steps"
         )
     elif waits_a_day(run, members, model):
-        from_checkpoint = saved or run.model_source is ModelSource.CHECKPOINT  # nobody has more
+        # Then nobody has more than the checkpoint. The program waits for that member anyway.
+        from_checkpoint = saved or run.model_source is ModelSource.CHECKPOINT
         known = "trained before" if from_checkpoint else "has the model"
         holder = f"an absent member that {known} (after 24 hours, any member)"
+        if from_checkpoint:
+            holder += ", although no trained steps depend on it"
     else:
         return None
     run_id = shlex.quote(run.run_id)
@@ -190,7 +193,12 @@ def going_back(run: Run, members: Members, model: Model) -> str | None:
     if not lost:
         return None
     levels = [one.level for one in lost]
-    return f"{levels_go_back(levels, steps_before(model.checkpoint_step))}: {too_few(lost)}"
+    in_epoch = run.state not in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED)
+    risked = steps_at_risk(run, model) + makes_a_step(run)
+    # Holders of these levels may have left before the newest step.
+    most = counted(risked if in_epoch else unsaved_steps(run, model), "step is", "steps are")
+    back = levels_go_back(levels, steps_before(model.checkpoint_step))
+    return f"{back}: {too_few(lost)}. Up to {most} lost"
 
 
 def levels_go_back(levels: Sequence[int], checkpoint_step: int) -> str:

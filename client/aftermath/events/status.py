@@ -44,9 +44,7 @@ _ENDINGS = {
     ExitReason.NO_ATTESTATION: "the last epoch ended: no witness attested its rounds",
 }
 _UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
-"""Exit reasons after which the members of the epoch ask for a seat again. If none has asked, all
-have left.
-"""
+"""After these, members of the epoch ask for a seat again. If none has asked, all have left."""
 
 
 @dataclass(frozen=True)
@@ -261,7 +259,7 @@ def _waits(
         case RunState.FINISHED:
             yield f"nothing: {counted(run.config.total_steps, 'step')} are trained"
         case RunState.WAITING_FOR_MEMBERS:
-            yield from _waits_for_members(run, members)
+            yield from _waits_for_members(run, model, members)
             if holder := holder_wait(run, members, model, has_commands=has_tick):
                 yield holder
         case RunState.WARMUP:
@@ -289,7 +287,7 @@ def _waits_for_tick(run: Run, *, has_tick: bool) -> str:
     return f"a tick to advance it: aftermath-solana tick --run-id {shlex.quote(run.run_id)}"
 
 
-def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
+def _waits_for_members(run: Run, model: Model, members: Members) -> Iterator[str]:
     candidates = members.pending.bit_count()
     least = run.config.init_min_clients
     candidate_count = f"{candidates} of at least {counted(least, 'member')}"
@@ -302,7 +300,8 @@ def _waits_for_members(run: Run, members: Members) -> Iterator[str]:
     elif run.exit_reason is ExitReason.TOTAL_STEPS and run.trained_steps < run.config.total_steps:
         text += " (all earlier steps were trained; the owner has added more)"
     elif ending := _ENDINGS.get(run.exit_reason):
-        text += f" ({ending})"
+        lost = ", but its steps are lost" if lost_steps(run, members, model) else ""
+        text += f" ({ending}{lost})"
     yield text
 
 

@@ -20,6 +20,7 @@ from aftermath.member.unused_copies import protected_copy
 from aftermath.model.saved_checkpoints import newest_saved, stem_of_run, step_directory
 from aftermath.rules import bitmap, contents
 from aftermath.rules.contents import never_saved
+from aftermath.rules.departures import LostLevel, levels_going_back
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
@@ -56,7 +57,7 @@ class StatusEvents:
         self._spec_error = ""
         self._holder_wait: str | None = None
         self._last_member_wait: tuple[int, int] | None = None
-        self._going_back: tuple[int, str] | None = None
+        self._going_back: tuple[int, list[LostLevel]] | None = None
         self._lost_until: tuple[int, int] | None = None
         """(checkpoint step, run step): the steps between them are lost and were reported."""
 
@@ -234,8 +235,9 @@ class StatusEvents:
         `saves`: whether this member has all levels and a directory for checkpoints.
         """
         why = going_back(view.run, view.members, view.model)
-        if why is not None and (view.run.epoch, why) != self._going_back:
-            self._going_back = view.run.epoch, why
+        lost = view.run.epoch, levels_going_back(view.run, view.members, view.model)
+        if why is not None and lost != self._going_back:
+            self._going_back = lost
             how = _going_back_advice(view, saves=saves)
             self._events.emit(event_types.Warning(message=f"{why}\n{how}"))
 

@@ -147,13 +147,15 @@ def is_undone(run: Run) -> bool:
 def lost_steps(run: Run, members: Members, model: Model) -> int:
     """Return how many trained steps are lost, because the next epoch begins from the checkpoint.
 
-    0 while members of the epoch may still attest a level. Such an epoch may lose others
-    (`levels_going_back`).
+    0 while members of the epoch may still attest a level that it trains. Such an epoch may lose
+    others (`levels_going_back`).
     """
     saved = steps_before(model.checkpoint_step)
     if _has_rounds(run):
-        gone = not members.healthy and len(levels_lost(run, members)) == run.levels
-        return max(0, reached_steps(run) - saved) if gone else 0
+        began = [members.seats[seat].tier for seat in bitmap.seats(run.began)]
+        trained = range(min(began, default=0), run.levels)
+        lost = {one.level for one in levels_lost(run, members)}
+        return steps_at_risk(run, model) + makes_a_step(run) if lost.issuperset(trained) else 0
     ended = run.state is RunState.FINISHED and run.model_source is ModelSource.CHECKPOINT
     return max(0, run.trained_steps - saved) if ended or is_undone(run) else 0
 
