@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -155,3 +155,13 @@ def test_steps_of_undone_epoch_are_not_at_stake(state: RunState) -> None:
     assert UnsavedSteps().count(run, model) == 0
     kept = builders.run(state, step=12, model_source=ModelSource.PEERS)
     assert UnsavedSteps().count(kept, model) == 6
+
+
+@pytest.mark.parametrize("reason", ["", "only 1 of 3 holders are left"])
+def test_member_of_run_that_pauses_is_told_to_stay_until_then(reason: str) -> None:
+    stake = Stake(6, [0], saves=False, reason=reason, is_pausing=True)
+    stay = ". The owner pauses the run at the end of this epoch, so stay until then"
+    assert stake.sentence().endswith(stay)
+    assert "let the owner pause" not in stake.sentence()
+    told = replace(stake, has_full_peer=True).lost().fix or ""
+    assert told.startswith("Next time stay until the owner's pause has begun")

@@ -142,6 +142,7 @@ class AfterLeaving:
             has_commands=self._ports.coordinator.has_tick,
             reason=too_few(levels) if any(one.left for one in levels) else "",
             is_lost_already=True,
+            is_pausing=view.run.pending_pause,
             has_full_peer=has_full_peer(view, self._ports.coordinator.wallet),
         )
 

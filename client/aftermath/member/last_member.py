@@ -121,6 +121,7 @@ class LastMember:
             is_finished=is_finished,
             reason="" if set(levels) <= set(sole) else too_few(lost),
             is_lost_already=set(levels) <= {one.level for one in levels_lost(run, members)},
+            is_pausing=run.pending_pause,
             has_full_peer=has_full_peer(self._ports.feed.view, self._ports.coordinator.wallet),
         )
 

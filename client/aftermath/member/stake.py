@@ -28,6 +28,8 @@ _NEXT_TIME = (
 _WRITABLE = "Give the next start a --checkpoint-dir that it can write, on a disk with enough space"
 _STOP_LAST = "Let a tier-0 member with --checkpoint-dir DIR take part, and stop it last"
 _PAUSE_FIRST = "Next time stay until the epoch ends, or let the owner pause the run first"
+_PAUSE_SOON = "The owner pauses the run at the end of this epoch, so stay until then"
+_UNTIL_PAUSED = "Next time stay until the owner's pause has begun"
 _SAME_DIRECTORY = (
     "If this member wrote checkpoints before, start it with the same --checkpoint-dir DIR. "
 )
@@ -103,6 +105,8 @@ class Stake:
     """Why other members that have these levels lose them too, as a clause. Empty if none has."""
     is_lost_already: bool = False
     """Whether the levels go back even if this member stays."""
+    is_pausing: bool = False
+    """Whether the owner's pause begins at the end of this epoch."""
     has_full_peer: bool = False
     """Whether another member that holds the whole model took part (`has_full_peer`)."""
 
@@ -117,12 +121,18 @@ class Stake:
         if self.reason:
             return (
                 f"{steps} in no checkpoint. If this member leaves, {self._going_back()}: "
-                f"{self.reason}. Stay until the epoch ends, or let the owner pause the run first"
+                f"{self.reason}. {self._how_to_stay()}"
             )
         return (
             f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the "
             f"model. If this member leaves, {self._continues_with()}"
+            f"{f'. {_PAUSE_SOON}' * self.is_pausing}"
         )
+
+    def _how_to_stay(self) -> str:
+        if self.is_pausing:
+            return _PAUSE_SOON
+        return "Stay until the epoch ends, or let the owner pause the run first"
 
     def loss(self) -> str:
         """Return a sentence, without its full stop, that the steps are lost now."""
@@ -166,9 +176,10 @@ class Stake:
             return _NEXT_TIME
         if self.saves and not self.reason:
             return _WRITABLE  # the save failed
+        stay = _UNTIL_PAUSED if self.is_pausing else _PAUSE_FIRST
         if self.has_full_peer:
-            return f"{_PAUSE_FIRST}. Tier-0 members with a --checkpoint-dir may have saved a copy"
-        return _PAUSE_FIRST if self.reason else _STOP_LAST
+            return f"{stay}. Tier-0 members with a --checkpoint-dir may have saved a copy"
+        return stay if self.reason else _STOP_LAST
 
     def _continues_with(self) -> str:
         """Return a clause: what the run continues with."""

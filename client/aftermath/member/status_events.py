@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aftermath.base.errors import AftermathError
+from aftermath.base.outputs import is_protected
 from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
@@ -17,7 +18,13 @@ from aftermath.events.progress import (
 )
 from aftermath.events.stream import Events
 from aftermath.member.unused_copies import protected_copy
-from aftermath.model.saved_checkpoints import newest_saved, stem_of_run, step_directory
+from aftermath.model.saved_checkpoints import (
+    newest_saved,
+    saved_steps,
+    stem_of_run,
+    step_directory,
+    step_of,
+)
 from aftermath.rules import bitmap, contents
 from aftermath.rules.contents import never_saved
 from aftermath.rules.departures import LostLevel, levels_going_back
@@ -280,14 +287,24 @@ def _newest_copy(
 ) -> str:
     """Protect a model with steps after `last_step_kept` that the chain does not name.
 
-    Return lines about it, or an empty string if this member saved none.
+    Return lines about it and this member's other copies, or an empty string if it saved none.
     """
     if directory is None:
         return ""
-    copy = newest_saved(
-        directory, run.run_id, run.identity, most=run.trained_steps, above=last_step_kept
+    most = run.trained_steps
+    copy = newest_saved(directory, run.run_id, run.identity, most=most, above=last_step_kept)
+    if copy is None:
+        return ""
+    stem = stem_of_run(directory, run.run_id, run.identity)
+    others = [
+        path.name
+        for path in saved_steps(directory, stem)
+        if path != copy and (last_step_kept < step_of(path) <= most or is_protected(path))
+    ]
+    also = f" That directory also has {', '.join(others)}, which the run does not use." * bool(
+        others
     )
-    return "" if copy is None else "\n" + protected_copy(copy.absolute(), has_commands=has_commands)
+    return "\n" + protected_copy(copy.absolute(), has_commands=has_commands) + also
 
 
 def _own_copy(directory: Path | None, run: Run, step: int | None) -> Path | None:
