@@ -105,6 +105,29 @@ def test_second_process_of_wallet_is_reported_once(tmp_path: Path) -> None:
     play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
 
 
+def test_second_process_in_same_epoch_names_the_first(tmp_path: Path) -> None:
+    """Both have the wallet and the peer identity, and peers speak to only one of them."""
+
+    async def scenario(sim: SimulatedRun) -> None:
+        sim.add(0)
+        first = sim.add(0)
+        second = sim.add(0, seconds=first.seconds * 2)
+        await _end_at_once(sim, second)
+        second.key = first.key
+        second.identity = first.identity
+        await sim.until(lambda _: bool(first.saw("joined")))
+        sim.start(second)
+        await sim.until(lambda run: run.epoch == 2)
+        warnings = [event["message"] for one in (first, second) for event in one.saw("warning")]
+        assert any("another process signed up with this wallet\n" in text for text in warnings)
+        fell_out = [text for text in warnings if text.startswith("fell out")]
+        assert fell_out
+        for text in fell_out:
+            assert "another process uses this wallet; " in text
+
+    play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 8, "total_steps": 60})
+
+
 def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path) -> None:
     async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)

@@ -273,10 +273,12 @@ class Member:
                     )
                 except Desync as reason:
                     ejection = self._joining.ejection()
+                    step = None if self._rounds is None else self._rounds.step
+                    why = self._requests.second_process(self.seat, step) or reason
                     if ejection is None:
                         self._ports.events.emit(
                             event_types.Warning(
-                                message=f"fell out of this epoch: {reason}; this member joins the next one",
+                                message=f"fell out of this epoch: {why}; this member joins the next one",
                                 until="trained",
                             )
                         )

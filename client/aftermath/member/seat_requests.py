@@ -13,6 +13,7 @@ from aftermath.coordinator.errors import Refusal, Refused
 from aftermath.events import event_types
 from aftermath.member.ports import Ports, Role
 from aftermath.member.retry import persist
+from aftermath.rules import bitmap
 from aftermath.rules.run import Run
 from aftermath.rules.state import MemberState
 
@@ -20,6 +21,7 @@ _FULL_PAUSE = 10.0  # seconds between tries to join a full run
 _FIRST_PAUSE = 1.0  # seconds between two joins without an epoch in between
 _LONGEST_PAUSE = 64.0
 _OUT_OF_EPOCH = (MemberState.RESTARTED, MemberState.WITHDRAWN)
+_FURTHEST_AHEAD = 3  # steps: with an overlap, a witness attests the second step after its newest
 _SUSPICIOUS = 4.0  # seconds of pause from which on the user is warned
 
 
@@ -33,6 +35,8 @@ class SeatRequests:
         self._pause = 0.0
         self._last = self._warned_at = float("-inf")
         self._gave_up = False  # whether this member left since its last join
+        self._declared = set[int]()  # the weights with which this process has joined
+        self._has_second_process = False  # whether one signed up in this epoch, or just before it
 
     @property
     def has_sent_join(self) -> bool:
@@ -73,20 +77,49 @@ class SeatRequests:
         """Warn once another process signs up with this wallet while this member is in an epoch.
 
         A process that starts declares that it has no model, which takes the seat out of the epoch.
+        If both joined this epoch, the seat has the weight of the one that joined last. Peers speak
+        to only one of them, so the other one falls out.
         """
+        epoch = self._ports.feed.run.epoch
+        self._has_second_process = False
 
-        def signed_up_again() -> bool:
+        def is_out() -> bool:
             me = self._ports.feed.members.seats[seat]
-            is_ours = me.signer == self._ports.coordinator.wallet
-            return is_ours and me.pending and me.state in _OUT_OF_EPOCH
+            return me.pending and me.state in _OUT_OF_EPOCH
 
-        await self._ports.feed.until(lambda _: signed_up_again())
+        def signed_up_again(run: Run) -> bool:
+            me = self._ports.feed.members.seats[seat]
+            joined_last = (
+                run.epoch == epoch and not me.pending and me.declared not in self._declared
+            )
+            return me.signer == self._ports.coordinator.wallet and (is_out() or joined_last)
+
+        await self._ports.feed.until(signed_up_again)
+        self._has_second_process = True
+        effect = f", so seat {seat} is out of this epoch" if is_out() else ""
         self._ports.events.emit(
             event_types.Warning(
-                message=f"another process signed up with this wallet, so seat {seat} is out of this epoch\n"
+                message=f"another process signed up with this wallet{effect}\n"
                 "Stop one of the two, which may be on different machines: they end each other's epochs",
             )
         )
+
+    def second_process(self, seat: int | None, step: int | None) -> str:
+        """Return a clause if another process uses this wallet in the epoch, else an empty string.
+
+        Such a process has signed up, or the seat has attested a round that this process, which
+        applied `step` steps, has not reached.
+        """
+        run = self._ports.feed.run
+        rounds = [run.round(height) for height in range(run.current.height + 1)]
+        attested = [
+            one.step
+            for one in rounds
+            if one is not None and seat is not None and bitmap.contains(one.attested, seat)
+        ]
+        is_ahead = step is not None and max(attested, default=0) > step + _FURTHEST_AHEAD
+        is_shared = self._has_second_process or (run.state.training and is_ahead)
+        return "another process uses this wallet" if is_shared else ""
 
     async def join(self, weight: int, *, stateless: bool) -> bool:
         """Join the next epoch. Return whether the join is on chain. Raises final refusals."""
@@ -134,6 +167,7 @@ class SeatRequests:
         return True
 
     async def _send(self, weight: int, stateless: bool) -> None:
+        self._declared.add(weight)
         self._sending = asyncio.ensure_future(
             self._ports.coordinator.join(
                 p2p=self._ports.transport.node_id,
