@@ -379,6 +379,18 @@ def test_four_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
     assert _texts(path).count("(2 times)") == 3
 
 
+def test_labels_of_many_close_marks_do_not_cover_each_other(tmp_path: Path) -> None:
+    """A label without a free place is left out, unless it tells of lost steps."""
+    path = tmp_path / "loss.svg"
+    marks = [(20 + number % 2, f"m{number} left") for number in range(8)]
+    marks.append((20, "back to the checkpoint of step 9"))
+    run_plot(path, {0: [(1, 5.0), (40, 2.0)]}, {}, {}, marks, "close")
+    drawn = _texts(path)
+    places = re.findall(r"<!--  m\d left  -->", drawn)
+    assert len(places) == 2, "on the other side of the line, at both ends"
+    assert "back to the checkpoint of step 9" in drawn
+
+
 @pytest.mark.slow
 def test_plot_of_long_run_limits_labels(tmp_path: Path) -> None:
     epochs = {epoch: 10 * epoch + 1 for epoch in range(500)}

@@ -30,6 +30,8 @@ _EPOCHS_NAMED = 12
 _GAP = 4
 """Multiple of the usual distance between two points beyond which no line connects them."""
 _MARKS_NAMED = 24  # more labels would overlap
+_LABEL_WIDTH = 0.025  # of a panel's width
+_HALF_HEIGHT = 28  # characters of a label that fill half of a panel's height
 _LOSS = re.compile(r"\bback (?:to|from)\b")
 """In the marks of lost steps: "went back from step 8", "levels 0, 1 back to the checkpoint"."""
 
@@ -159,15 +161,25 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
         labelled = [losses[index] for index in evenly(len(losses), _MARKS_NAMED)]
     for step, _ in marks:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
+    first, last = axes.get_xlim()
+    taken = {"top": -math.inf, "bottom": -math.inf}  # up to where each end has labels
     # The same text twice at a step, as of a member that restarts, would only cover itself.
-    for number, ((step, text), count) in enumerate(Counter(labelled).items()):
+    times_marked = Counter(labelled)
+    for step, text in sorted(times_marked, key=lambda mark: (mark[0], not _LOSS.search(mark[1]))):
+        count = times_marked[step, text]
         times = f" ({count} times)" if count > 1 else ""
-        # Alternate both sides of the lines and both ends, so that four close marks stay readable.
-        side = ("right", "left")[number % 2]
-        (height, end) = ((1.0, "top"), (0.0, "bottom"))[number // 2 % 2]
+        position = (step - first) / (last - first)
+        free = _free_places(position, taken, is_long=len(text + times) > _HALF_HEIGHT)
+        # Leave out a label that would cover another one, unless it tells of lost steps.
+        if not free and not _LOSS.search(text):
+            continue
+        side, ends = free[0] if free else ("right", ("top",))
+        end = ends[0]
+        for one in ends:
+            taken[one] = max(taken[one], position + (_LABEL_WIDTH if side == "left" else 0.0))
         axes.annotate(
             f" {printable(text)}{times} ",
-            (step, height),
+            (step, 1.0 if end == "top" else 0.0),
             xycoords=("data", "axes fraction"),
             fontsize=8,
             va=end,
@@ -175,6 +187,23 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
             rotation=90,
             parse_math=False,
         )
+
+
+def _free_places(
+    position: float, taken: Mapping[str, float], *, is_long: bool
+) -> list[tuple[str, tuple[str, ...]]]:
+    """Return the sides of a line and the ends of the panel where a label covers no other one.
+
+    `position` and `taken`: shares of the panel's width. A long label needs both ends.
+    """
+    ends: list[tuple[str, ...]] = [("top", "bottom")] if is_long else [("top",), ("bottom",)]
+    starts = {"right": position - _LABEL_WIDTH, "left": position}
+    return [
+        (side, place)
+        for place in ends
+        for side, start in starts.items()
+        if all(start >= taken[end] for end in place)
+    ]
 
 
 def _write(figure: Any, path: Path) -> None:
