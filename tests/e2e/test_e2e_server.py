@@ -93,7 +93,7 @@ def test_only_client_of_server_that_stops_ends_with_lost_steps(
         assert stopped["step"] >= 2
         assert not stopped["continues"]
         assert Path(stopped["path"]).is_dir()
-        assert "the run goes back to its checkpoint" in event_log.events[-1]["message"]
+        assert "the run goes back to the initial model" in event_log.events[-1]["message"]
         server_run.start(0)
         lost = "steps of training are lost"
         server_run.until(
