@@ -177,6 +177,11 @@ def train(run: Scenario, world: Recorder) -> None:
         everyone_attests(run, disagreeing(run, judged, every))
     world.label = None
     judge(run, world)
+    record = world.record("Run", run.run_id)
+    # Without audits, `checkpoint` ends the epoch, and one drain round is enough.
+    record["config"]["verification_percent"] = 0
+    record["draining"] = min(record["draining"], 1)
+    world.store("Run", run.run_id, record)
     closed = run.run.round(judged + 1)
     assert closed is not None
     missing = [seat for seat in closed.members if not bitmap.contains(closed.attested, seat)]
@@ -237,9 +242,6 @@ def judge(run: Scenario, world: Recorder) -> None:
     vote(run, audit.auditor, audit)
     world.label = None
     vote(run, audit.others[0], audit, mismatch=False)
-    record = world.record("Witnesses", run.run_id)
-    record["cases"]["count"] = 0  # with an open case, `checkpoint` does not end the epoch
-    world.store("Witnesses", run.run_id, record)
 
 
 def finish(run: Scenario, world: Recorder) -> None:

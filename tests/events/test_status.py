@@ -19,7 +19,14 @@ from aftermath.rules.members import Members
 from aftermath.rules.model import Checkpoint, Model
 from aftermath.rules.run import Run
 from aftermath.rules.sparseloco import SparseLoCo
-from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState
+from aftermath.rules.state import (
+    CheckpointKind,
+    EstablishedOnly,
+    ExitReason,
+    MemberState,
+    ModelSource,
+    RunState,
+)
 from rules import builders
 
 CONFIG = builders.config(
@@ -268,9 +275,9 @@ def test_status_of_cooldown_names_hashes_and_checkpoint() -> None:
 
 @pytest.mark.parametrize(
     ("percent", "deadline", "waits"),
-    [(0, -29, ("a tick",)), (5, 60, ("the jury of an open case, if there is one",))],
+    [(0, -29, ("a tick",)), (5, 60, ("judges that audit the last rounds",))],
 )
-def test_status_of_finished_cooldown_allows_for_open_case(
+def test_status_of_saved_cooldown_names_what_it_awaits(
     percent: int, deadline: int, waits: tuple[str, ...]
 ) -> None:
     found = at(
@@ -282,6 +289,7 @@ def test_status_of_finished_cooldown_allows_for_open_case(
         levels=3,
         levels_attested=0b111,
         attested_step=41,
+        round_={"established": EstablishedOnly.WITNESS},
     )
     assert found.deadline == deadline
     assert len(found.waits) == len(waits)

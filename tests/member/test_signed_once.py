@@ -30,7 +30,7 @@ def _announcing(inbox: ResultInbox) -> Announcing:
     )
     replica = SimpleNamespace(pass_settings=PassSettings(4, "fp32", "fp32", False, "cpu"))
     epoch: Any = SimpleNamespace(
-        start=SimpleNamespace(replica=replica, seat=0), can_be_audited=lambda plan: False
+        start=SimpleNamespace(replica=replica, seat=0), can_be_audited=lambda: False
     )
     return Announcing(
         replace(inbox.ports, coordinator=wallet), inbox.role, inbox.workers.decode, context, epoch

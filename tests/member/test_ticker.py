@@ -7,14 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from aftermath.chain.instructions import CoordinatorInstructions
 from aftermath.chain.refusals import refusal
-from aftermath.rules.audits import auditable_heights, drawn_results
 from aftermath.rules.committee import witnesses
 from aftermath.rules.deadlines import TICK_STEP, next_deadline, tick_order
-from aftermath.rules.run import RoundId
 from aftermath.rules.state import RunState
-from aftermath.sim.setup import RUN_ID
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
 
@@ -80,40 +76,14 @@ async def _begin_round_in_outage(sim: SimulatedRun, seconds: float) -> tuple[Sim
     return away, other
 
 
-async def _no_verdict(*_: object, **__: object) -> None:
-    """Send nothing."""
-
-
-async def _open_case_in_cooldown(sim: SimulatedRun) -> None:
-    """Let two of four jurors accuse a member once the cooldown of epoch 1 began."""
-    for _ in range(5):
-        sim.add(0)
-    await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
-    for sim_member in sim.sim_members:
-        assert sim_member.chain is not None
-        sim_member.chain.verify = _no_verdict  # type: ignore[method-assign]
-    run = sim.run
-    height = auditable_heights(run)[0]
-    header = run.round(height)
-    assert header is not None
-    target, auditor = min(drawn_results(run, sim.members, height).items())
-    second = next(seat for seat in range(5) if seat not in (target, auditor))
-    at = RoundId(run.epoch, height, header.seed)
-    for seat in (auditor, second):
-        accuser = next(
-            one for one in sim.sim_members if one.wallet == sim.members.seats[seat].signer
-        )
-        instructions = CoordinatorInstructions(sim.chain.coordinator, accuser.key.pubkey())
-        verify = instructions.verify(RUN_ID, seat, at, target=target, mismatch=True)
-        sim.chain.send([verify], accuser.key)
-
-
 @pytest.mark.slow
-def test_members_tick_no_cooldown_with_open_case(tmp_path: Path) -> None:
+def test_members_tick_no_audited_cooldown_early(tmp_path: Path) -> None:
     tries: dict[int, float] = {}
 
     async def scenario(sim: SimulatedRun) -> None:
-        await _open_case_in_cooldown(sim)
+        for _ in range(5):
+            sim.add(0)
+        await sim.until(lambda run: run.epoch == 1 and run.state is RunState.COOLDOWN)
         for sim_member in sim.sim_members:
             _refuse_ticks(sim, sim_member, tries)
         deadline = sim.run.state_started_at + sim.run.config.cooldown_time

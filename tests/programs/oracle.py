@@ -202,7 +202,9 @@ class Oracle(Transitions):
         require(number in case.jury, "NotAJuror")
         require(number not in case.votes, "DuplicateVerdict")
         case.votes[number] = mismatch
-        if case.against(mismatch).bit_count() >= quorum(len(case.jury)):
+        available = {one for one in case.jury if bitmap.contains(self.healthy, one)}
+        needed = max(quorum(len(available | case.votes.keys())), len(case.jury) // 2 + 1)
+        if case.against(mismatch).bit_count() >= needed:
             case.jury = []
             case.votes = {}
             if mismatch and self._has_room(len(case.sequences)):

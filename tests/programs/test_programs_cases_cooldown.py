@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from aftermath.rules import audits, bitmap, committee
 from aftermath.rules.deadlines import next_deadline
-from aftermath.rules.run import RoundId
 from aftermath.rules.state import MemberState, RunState
 from programs.audit_cases import (
     EVERYONE,
-    Audit,
     audit_of,
     audited,
     cases,
@@ -23,48 +23,48 @@ from programs.scenario import Scenario
 HASHES = {level: bytes([level + 1]) * 32 for level in range(3)}
 
 
-def test_last_trained_round_has_no_audits(world: World) -> None:
-    """Round 3 is the last one with data. Its drain round draws the results of round 2."""
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    assert run.run.draining
-    assert audits.auditable_heights(run.run) == (2, 1)
-    run.witness_round()
-    assert run.run.state is RunState.COOLDOWN
-    audit = audit_of(run, 2)
+@pytest.mark.parametrize("overlap", [0, 1])
+def test_last_round_with_data_is_drawn_before_cooldown(world: World, overlap: int) -> None:
+    """Round 3 is the last one with data. The seed fixed after its results draws audits of it."""
+    run = audited(world, rounds=4, overlap=overlap, rounds_per_epoch=4)
+    while run.run.draining:
+        assert run.run.current.batch == 0
+        run.witness_round()
+    assert (run.run.state, run.run.current.height) == (RunState.COOLDOWN, 4 + overlap)
+    assert audits.auditable_heights(run.run) == (3, 2)
+    audit = audit_of(run, 3)
     convict(run, audit)
     seat = run.members.seats[audit.target]
-    assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 5)
-    last = RoundId(0, 3, run.run.rounds[3].seed)
-    run.by(audit.auditor, "verify", audit.auditor, last, audit.others[0], True).refused(
-        "StaleHeight"
-    )
+    assert (seat.state, seat.exited_height) == (MemberState.EJECTED, 5 + overlap)
 
 
-def test_cooldown_without_overlap_judges_last_round_but_one(world: World) -> None:
-    run = audited(world, rounds=1, overlap=0, rounds_per_epoch=2)
-    assert audits.auditable_heights(run.run) == (0,)
-    run.witness_round()
-    assert run.run.state is RunState.COOLDOWN
-    audit = audit_of(run, 0)
-    convict(run, audit)
-    assert run.members.seats[audit.target].state is MemberState.EJECTED
-
-
-def in_cooldown_with_open_case(world: World, votes: int) -> tuple[Scenario, Audit]:
-    """Return a run that has attested and saved its levels, and a case of six jurors.
-
-    `votes` of them found a mismatch.
-    """
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    run.witness_round()
-    audit = audit_of(run, 2)
-    for seat in (audit.auditor, *audit.others)[:votes]:
-        vote(run, seat, audit).ok()
-    for index in EVERYONE:
+def test_epoch_without_audits_has_no_second_drain_round(world: World) -> None:
+    """Everyone witnesses a run's first epoch, so it has no audits."""
+    run = Scenario(world).start(verification_percent=100, rounds_per_epoch=2)
+    run.train(range(3))
+    for _ in range(3):
+        assert run.run.state is not RunState.COOLDOWN
+        run.witness_round()
+    assert (run.run.state, run.run.current.height) == (RunState.COOLDOWN, 2)
+    for index in range(3):
         if run.run.levels_attested != 0b111:
             run.attest(index, HASHES).ok()
     name_checkpoint(run)
-    return run, audit
+    assert run.run.state is RunState.WAITING_FOR_MEMBERS
+
+
+def in_cooldown(world: World) -> Scenario:
+    """Return a run in the cooldown of an audited epoch. Round 3 was its last one with data."""
+    run = audited(world, rounds=5, rounds_per_epoch=4)
+    run.witness_round()
+    assert run.run.state is RunState.COOLDOWN
+    return run
+
+
+def attest_levels(run: Scenario) -> None:
+    for index in EVERYONE:
+        if run.run.levels_attested != 0b111:
+            run.attest(index, HASHES).ok()
 
 
 def name_checkpoint(run: Scenario) -> None:
@@ -73,28 +73,30 @@ def name_checkpoint(run: Scenario) -> None:
     run.by(next(healthy), "checkpoint", checkpoint).ok()
 
 
-def test_supported_case_keeps_cooldown_until_jury_decides(world: World) -> None:
-    run, audit = in_cooldown_with_open_case(world, votes=3)
+def test_cooldown_with_audits_takes_its_whole_time(world: World) -> None:
+    """Otherwise a save would end the time to audit the last rounds."""
+    run = in_cooldown(world)
+    attest_levels(run)
+    name_checkpoint(run)
     assert run.run.state.name == "COOLDOWN"
     run.tick().refused("NothingToTick")
-    start = run.run.state_started_at
-    for known in (None, cases(run)):
-        assert next_deadline(run.run, run.members, run.model, known) == start + 30
-    assert next_deadline(run.run, run.members, run.model, ()) == start + 1
-    vote(run, audit.others[2], audit).ok()
+    assert next_deadline(run.run, run.members, run.model) == run.run.state_started_at + 30
+    audit = audit_of(run, 3)
+    convict(run, audit)
+    assert run.run.state.name == "COOLDOWN"
+    run.world.advance(31)
+    run.tick().ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
-    assert bitmap.contains(run.members.forfeited, audit.target)
+    assert run.members.forfeited == 1 << audit.target
     assert not bitmap.contains(run.members.established, audit.target)
 
 
-def test_third_of_the_jury_does_not_delay_next_epoch(world: World) -> None:
-    run, _ = in_cooldown_with_open_case(world, votes=2)
-    assert run.run.state is RunState.WAITING_FOR_MEMBERS
-
-
-def test_undecided_case_ends_with_cooldown_time(world: World) -> None:
-    run, _ = in_cooldown_with_open_case(world, votes=3)
-    assert run.run.state.name == "COOLDOWN"
+def test_undecided_case_ends_with_cooldown(world: World) -> None:
+    run = in_cooldown(world)
+    audit = audit_of(run, 3)
+    for seat in (audit.auditor, *audit.others)[:3]:
+        vote(run, seat, audit).ok()
+    attest_levels(run)
     run.world.advance(31)
     run.tick().ok()
     assert run.run.state is RunState.WAITING_FOR_MEMBERS
@@ -103,15 +105,12 @@ def test_undecided_case_ends_with_cooldown_time(world: World) -> None:
 
 def test_void_result_of_attested_model_is_trained_again(world: World) -> None:
     """A checkpoint lists the void sequences as untrained, so a rewind to it repeats them."""
-    run = audited(world, rounds=4, rounds_per_epoch=4)
-    run.witness_round()
-    audit = audit_of(run, 2)
+    run = in_cooldown(world)
+    audit = audit_of(run, 3)
     share = share_of(run, audit)
     for seat in (audit.auditor, *audit.others)[: audit.decisive - 1]:
         vote(run, seat, audit).ok()
-    for index in EVERYONE:
-        if run.run.levels_attested != 0b111:
-            run.attest(index, HASHES).ok()
+    attest_levels(run)
     assert run.run.attested_data_index == run.run.data_index
     vote(run, audit.others[audit.decisive - 2], audit).ok()
     assert run.members.seats[audit.target].state is MemberState.EJECTED
@@ -119,6 +118,8 @@ def test_void_result_of_attested_model_is_trained_again(world: World) -> None:
     name_checkpoint(run)
     assert run.model.checkpoint_data_index == share[0].start
     run.owner("set_paused", True).ok()
+    run.world.advance(31)
+    run.tick().ok()
     run.owner("rewind", 0, run.model.checkpoint_step).ok()
     assert (run.run.data_index, run.run.backlog) == (share[0].start, 0)
 
@@ -171,13 +172,10 @@ def test_ejected_member_attests_and_saves_nothing(world: World) -> None:
 
 
 def test_member_ejected_in_cooldown_names_no_checkpoint(world: World) -> None:
-    run = audited(world, rounds=4, rounds_per_epoch=4)
+    run = in_cooldown(world)
     make_finishers(run)
-    run.witness_round()
-    for index in EVERYONE:
-        if run.run.levels_attested != 0b111:
-            run.attest(index, HASHES).ok()
-    audit = audit_of(run, 2)
+    attest_levels(run)
+    audit = audit_of(run, 3)
     convict(run, audit)
     assert bitmap.contains(run.members.proven, audit.target)
     refuse_checkpoint_of(run, audit.target)

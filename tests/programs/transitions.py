@@ -108,7 +108,8 @@ class Transitions:
         """The slot for which the next seed waits, or 0."""
         self.next_seed = 0
         self.cases: list[OracleCase] = []
-        self.pausing = self.draining = False
+        self.pausing = False
+        self.draining = 0
         self.cold = True
         self.reason = ExitReason.NONE
         self.finishers = 0
@@ -258,13 +259,19 @@ class Transitions:
         audits = {}
         for random, number in sorted(drawn[False])[:4] + sorted(drawn[True])[:4]:
             jury = self._jury_of(number)
-            audits[number] = jury[random % 2**32 * len(jury) >> 32], jury
+            present = [one for one in jury if bitmap.contains(round.roster, one)]
+            if present:
+                audits[number] = present[random % 2**32 * len(present) >> 32], jury
         return audits
 
     def _jury_of(self, target: int) -> list[int]:
         tier = self.members[target].tier
         among = bitmap.seats(self.judges)
         return [one for one in among if one != target and self.members[one].tier <= tier]
+
+    def is_audited(self) -> bool:
+        """Return whether results of the epoch are audited."""
+        return bool(self.config.verification_percent and self.round.established)
 
     def kept_cases(self) -> list[OracleCase]:
         """Return the cases that may be voted on, and decided ones about results that may still be
@@ -277,15 +284,6 @@ class Transitions:
     def open_cases(self) -> list[OracleCase]:
         """Return the cases that may be voted on."""
         return [one for one in self.kept_cases() if one.jury]
-
-    def _delaying_cases(self) -> list[OracleCase]:
-        """Return the open cases that more than a third of their juries support."""
-        return [
-            one
-            for one in self.open_cases()
-            if 3 * one.against(True).bit_count() > len(one.jury)
-            and self.members[one.target].state is not MemberState.EJECTED
-        ]
 
     def electees(self, level: int) -> list[int]:
         """Return the committee of a level: holders that have shown it, now or before, present or
@@ -703,7 +701,7 @@ class Transitions:
         self.epoch_since = self.now
         self.start_step = self.step
         self.reason = ExitReason.NONE
-        self.draining = False
+        self.draining = 0
         self.rounds = [
             OracleRound(0, self.step, waiting, waiting, self._elected(waiting, established=False))
         ]
@@ -823,12 +821,12 @@ class Transitions:
             trained_alone=alone,
             batch=tuple(batch),
         )
-        if not self.draining or self.config.verification_percent:
+        round.data_index = data_index
+        self.rounds.append(round)
+        if not self.draining or self.is_audited():
             self._fix()
         if height == 0:
             self.cases = []
-        round.data_index = data_index
-        self.rounds.append(round)
         self._enter(RunState.ROUND_TRAIN)
 
     def _has_room(self, more: int) -> bool:
@@ -869,17 +867,22 @@ class Transitions:
                 for number in bitmap.seats(counted):
                     self.members[number].delivered += 1
         if self.draining:
-            self._cool_down()
+            self.draining -= 1
+            if self.draining:
+                self._start_round(round.height + 1, 0)
+            else:
+                self._cool_down()
             return
         unsettled = int(bool(self.config.overlap and round.size))
         self.reason = self._exit_reason(round, unsettled)
         if self.reason is ExitReason.NO_ATTESTATION and self.config.overlap:
             self._put_back(round.batch)
+        drains = self.config.overlap + self.is_audited()
         over = self.reason is not ExitReason.NONE
-        if self.reason is ExitReason.NO_ATTESTATION or (over and not self.config.overlap):
+        if self.reason is ExitReason.NO_ATTESTATION or (over and not drains):
             self._cool_down()
             return
-        self.draining = over
+        self.draining = drains if over else 0
         self._start_round(round.height + 1, unsettled)
 
     def _stands(self) -> bool:
@@ -1060,7 +1063,7 @@ class Transitions:
         levels = self._held(self.healthy & self.round.roster)
         saved = self.known.step == self.step == self.durable.step
         attested = bool(levels) and not levels & ~self.known.attested
-        return attested and saved and not self._delaying_cases()
+        return attested and saved and not self.is_audited()
 
     def _tick_cooldown(self) -> bool:
         if not self._safe():

@@ -99,7 +99,7 @@ def run(state: RunState, *, rounds: tuple[Round, ...] = (), **overrides: Any) ->
         "cold_start": False,
         "model_source": ModelSource.CHECKPOINT,
         "exit_reason": ExitReason.NONE,
-        "draining": False,
+        "draining": 0,
         "levels": 3,
         "run_id": "test",
         "main_authority": bytes(32),

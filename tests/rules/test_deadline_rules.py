@@ -69,18 +69,19 @@ def test_round_with_quorum_waits_for_min_round_time(
 @pytest.mark.parametrize(
     ("state", "attestations", "draining", "now", "end"),
     [
-        (RunState.ROUND_TRAIN, 0, False, 1010, 1032),
-        (RunState.ROUND_TRAIN, 0, False, 1100, 1102),  # nobody ticked
-        (RunState.ROUND_TRAIN, 1, False, 1010, 1010 + 32),  # another round begins
-        (RunState.ROUND_TRAIN, 1, False, 1100, 1100 + 32),
-        (RunState.ROUND_TRAIN, 1, True, 1100, 1100),
-        (RunState.ROUND_WITNESS, 0, False, 1001, 1002),
-        (RunState.ROUND_WITNESS, 0, False, 1100, 1100),
-        (RunState.ROUND_WITNESS, 1, False, 1100, 1100 + 32),
+        (RunState.ROUND_TRAIN, 0, 0, 1010, 1032),
+        (RunState.ROUND_TRAIN, 0, 0, 1100, 1102),  # nobody ticked
+        (RunState.ROUND_TRAIN, 1, 0, 1010, 1010 + 32),  # another round begins
+        (RunState.ROUND_TRAIN, 1, 0, 1100, 1100 + 32),
+        (RunState.ROUND_TRAIN, 1, 1, 1100, 1100),
+        (RunState.ROUND_TRAIN, 0, 2, 1100, 1102 + 32),  # the second drain round begins
+        (RunState.ROUND_WITNESS, 0, 0, 1001, 1002),
+        (RunState.ROUND_WITNESS, 0, 0, 1100, 1100),
+        (RunState.ROUND_WITNESS, 1, 0, 1100, 1100 + 32),
     ],
 )
 def test_rounds_without_attestations_end_in_time(
-    state: RunState, attestations: int, draining: bool, now: int, end: int
+    state: RunState, attestations: int, draining: int, now: int, end: int
 ) -> None:
     lone = run(
         state,

@@ -98,10 +98,10 @@ def test_every_result_of_audited_runs_can_be_drawn() -> None:
         everyone = (1 << len(scenario.tiers)) - 1
         table = {index: seat(index, tier=tier) for index, tier in enumerate(scenario.tiers)}
         established = members(table, judges=everyone, established=everyone)
-        audited = run(RunState.ROUND_TRAIN, config=config(**dict(scenario.rules)))
-        round_header = header(everyone, established=EstablishedOnly.WITNESS)
+        rounds = (header(everyone, established=EstablishedOnly.WITNESS),)
+        audited = run(RunState.ROUND_TRAIN, config=config(**dict(scenario.rules)), rounds=rounds)
         for target in table:
-            assert can_be_drawn(audited, established, round_header, target), scenario.describe()
+            assert can_be_drawn(audited, established, target), scenario.describe()
 
 
 @pytest.fixture

@@ -291,7 +291,6 @@ _CONVERTERS: dict[type, dict[str, _Convert]] = {
         "run_id": _text,
         "pending_pause": bool,
         "cold_start": bool,
-        "draining": bool,
         "finishers": bitmap.from_bytes,
         "began": bitmap.from_bytes,
         "next_roster": bitmap.from_bytes,

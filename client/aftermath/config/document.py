@@ -43,7 +43,8 @@ class RunRules(Table):
         examples=[30],
         description="Maximum time for hashing, attesting and saving the model after an epoch. The "
         "cooldown ends early when all levels are attested and a checkpoint is recorded. If no "
-        "member saves checkpoints, it takes the whole time.",
+        "member saves checkpoints, or results are audited, it takes the whole time. Audits of the "
+        "last rounds need about four times a share's time.",
     )
     min_round_time: Seconds = Field(
         default=1,

@@ -339,8 +339,8 @@ def _waits_for_the_model(run: Run, model: Model, members: Members) -> Iterator[s
         yield f"the hashes of the model: {len(attested_levels)} of {counted(len(held_levels), 'level')} are attested"
     if model.checkpoint_step != run.step:
         yield "a tier-0 member to save a checkpoint of this epoch"
-    elif run.config.verification_percent:
-        yield "the jury of an open case, if there is one"
+    if run.is_audited:
+        yield "judges that audit the last rounds"
 
 
 def _votes(run: Run) -> str:

@@ -63,7 +63,7 @@ class StateChain:
             return "its optimizer state starts empty in the middle of an epoch" if within else None
         if since >= current:
             return "its optimizer state comes from a later round"
-        # A state from an epoch's last round was never audited.
+        # A state of the last epoch may be invented.
         if self._starts_empty and since[0] != commitment.epoch:
             return "its optimizer state comes from another epoch"
         if last is not None and since < last:

@@ -7,17 +7,15 @@ every tick. That saves the fee if another member was first, and detects an outag
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
 from aftermath.base.concurrency import first_of
 from aftermath.coordinator.errors import Refused, Unavailable
 from aftermath.coordinator.ports import Clock, Coordinator, View
 from aftermath.member.feed import RunFeed
 from aftermath.member.stall_detector import StallDetector
-from aftermath.rules.audits import Case
 from aftermath.rules.deadlines import (
     HOLDERS_WAIT,
-    epoch_is_safe,
     next_deadline,
     tick_delay,
     tick_order,
@@ -78,7 +76,7 @@ class Ticker:
             view = self._feed.view
             run = view.run
             members = view.members
-            deadline = next_deadline(run, members, view.model, await self._cases(view))
+            deadline = next_deadline(run, members, view.model)
             if deadline is None:
                 await self._feed.after(run.seq)
                 continue
@@ -93,19 +91,6 @@ class Ticker:
                 continue
             if self._last_member_wait(view) <= 0:
                 await self._tick(run, deadline)
-
-    async def _cases(self, view: View) -> Collection[Case]:
-        """Return the cases of a finished cooldown, which an open one prolongs."""
-        run = view.run
-        is_finished = run.state is RunState.COOLDOWN and epoch_is_safe(
-            run, view.members, view.model
-        )
-        if not is_finished or not run.config.verification_percent:
-            return ()
-        try:
-            return await self._coordinator.cases()
-        except (Refused, Unavailable):
-            return ()  # an early tick costs nothing
 
     def _last_member_wait(self, view: View) -> float:
         """Return the seconds to wait for an epoch's last member (see `wait_for_last_member`).

@@ -15,7 +15,6 @@ from aftermath.rules import bitmap, committee
 from aftermath.rules.assignment import assign
 from aftermath.rules.members import Members
 from aftermath.rules.run import Config, Interval, Round, RoundId, Run
-from aftermath.rules.state import MemberState
 
 AUDIT = b"audit"
 
@@ -74,15 +73,6 @@ class Case:
         is_in_time = run.current.height <= self.opened + VOTING_ROUNDS
         return run.active and self.jury != 0 and is_in_time
 
-    def delays(self, run: Run, members: Members) -> bool:
-        """Return whether this case keeps the cooldown open.
-
-        That takes mismatches from more than a third of the jury.
-        """
-        has_support = 3 * self.mismatches.bit_count() > self.jury.bit_count()
-        is_ejected = members.seats[self.target].state is MemberState.EJECTED
-        return has_support and self.is_open(run) and not is_ejected
-
     def may_vote(self, run: Run, seat: int) -> bool:
         """Return whether a healthy member may vote on the case and has not voted yet."""
         voted = self.mismatches | self.matches
@@ -99,14 +89,10 @@ def seed_of_draw(run: Run, height: int) -> int | None:
 
     It is the first seed whose slot the program fixed after the witnesses had recorded these
     results. So nobody knew it before the results were final. None if it is not drawn yet, or if the
-    time to open cases is over. The results of an epoch's last trained round have no such seed, so
-    they are never drawn. A round that everyone witnesses has no draw, because newcomers could
-    convict established members.
+    time to open cases is over or the epoch is not audited.
     """
     header = run.round(height)
-    if not run.config.verification_percent or not run.active:
-        return None
-    if header is None or not header.established:
+    if header is None or not run.is_audited or not run.active:
         return None
     rounds_since = run.current.height - run.config.attesting_round(height)
     if rounds_since == 1:
@@ -134,9 +120,9 @@ def jury(members: Members, target: int) -> int:
     return bitmap.from_seats(seat for seat in holders if seat != target)
 
 
-def can_be_drawn(run: Run, members: Members, header: Round, target: int) -> bool:
-    """Return whether a result of `target` in a round of the running epoch may be drawn."""
-    if not run.config.verification_percent or not header.established:
+def can_be_drawn(run: Run, members: Members, target: int) -> bool:
+    """Return whether a result of `target` in the running epoch may be drawn."""
+    if not run.is_audited:
         return False
     return jury(members, target).bit_count() >= MIN_JURY
 
@@ -144,7 +130,7 @@ def can_be_drawn(run: Run, members: Members, header: Round, target: int) -> bool
 def judged_seats(run: Run, members: Members, header: Round, juror: int) -> Iterator[int]:
     """Yield the seats whose results in a round of the running epoch `juror` may judge."""
     for seat in bitmap.seats(header.roster):
-        is_drawable = can_be_drawn(run, members, header, seat)
+        is_drawable = can_be_drawn(run, members, seat)
         if is_drawable and bitmap.contains(jury(members, seat), juror):
             yield seat
 
@@ -168,7 +154,7 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
     for seat, share in assign(header, members).items():
         if not share.len or not bitmap.contains(recorder.attested, seat):
             continue
-        if not can_be_drawn(run, members, header, seat):
+        if not can_be_drawn(run, members, seat):
             continue
         number = _hash(state, seat)
         if not bitmap.contains(members.judges, seat):
@@ -176,13 +162,16 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
         elif (number >> 32) * 100 < threshold:
             established.append((number, seat))
     drawn = sorted(newcomers)[: MAX_DRAWN // 2] + sorted(established)[: MAX_DRAWN // 2]
-    return {seat: _auditor(jury(members, seat), number) for number, seat in drawn}
+    auditors = {
+        seat: _auditor(jury(members, seat) & header.roster, number) for number, seat in drawn
+    }
+    return {seat: auditor for seat, auditor in auditors.items() if auditor is not None}
 
 
-def _auditor(jurors: int, number: int) -> int:
-    """Return the seat of a jury that the low half of a result's hash names."""
-    seats = tuple(bitmap.seats(jurors))
-    return seats[(number & 0xFFFFFFFF) * len(seats) >> 32]
+def _auditor(present: int, number: int) -> int | None:
+    """Return the juror of the round that the low half of a result's hash names, or None."""
+    seats = tuple(bitmap.seats(present))
+    return seats[(number & 0xFFFFFFFF) * len(seats) >> 32] if seats else None
 
 
 def _hash(state: int, seat: int) -> int:

@@ -6,12 +6,11 @@ A seeded ranking orders the members, so one transaction usually suffices. A sile
 
 from __future__ import annotations
 
-from collections.abc import Collection, Set
+from collections.abc import Set
 from dataclasses import replace
 from typing import NamedTuple
 
 from aftermath.rules import bitmap, committee
-from aftermath.rules.audits import Case
 from aftermath.rules.contents import unsaved_levels, unsaved_steps
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
@@ -35,14 +34,13 @@ def next_deadline(
     run: Run,
     members: Members | None = None,
     model: Model | None = None,
-    cases: Collection[Case] | None = None,
 ) -> int | None:
     """Return the chain time (unix seconds) from which a tick may change the run, or None.
 
     While the run waits for members, the clock starts once enough of them are pending, and some
-    waits are longer. A cooldown with nothing left to do ends at once, unless a case is open. Both
-    need `members` and `model`. If the caller does not know the `cases` of a run with audits, some
-    may be open.
+    waits are longer. A cooldown with nothing left to do ends at once, unless the epoch
+    is audited. Both
+    need `members` and `model`.
     """
     config = run.config
     satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
@@ -72,8 +70,7 @@ def next_deadline(
         run.state is RunState.COOLDOWN
         and members is not None
         and model is not None
-        and epoch_is_safe(run, members, model)
-        and not _case_may_delay(run, members, cases)
+        and _epoch_is_safe(run, members, model)
     ):
         wait = 0
     # The length of a slot depends on the network. Try from the first second on, because an early
@@ -100,7 +97,7 @@ def rounds_end(run: Run, now: int) -> int:
         end = max(end, now)
     if run.state is RunState.ROUND_WITNESS or round.attestations < round.elected:
         end = max(end + config.round_witness_time, now)
-    if round.attestations and not run.draining:  # another round begins
+    if run.draining > 1 or (round.attestations and not run.draining):  # another round begins
         end += config.max_round_train_time + config.round_witness_time
     return end
 
@@ -196,18 +193,16 @@ def _smallest(holders: int, run: Run, members: Members) -> int:
     return min((members.seats[seat].tier for seat in bitmap.seats(holders)), default=run.levels)
 
 
-def epoch_is_safe(run: Run, members: Members, model: Model) -> bool:
-    """Return whether every held level is attested and no step is newer than the checkpoint."""
+def _epoch_is_safe(run: Run, members: Members, model: Model) -> bool:
+    """Return whether the cooldown ends early: all held levels are attested and in the checkpoint.
+
+    With audits it never does. Judges audit the last rounds and vote meanwhile.
+    """
+    if run.is_audited:
+        return False
     held = range(_smallest(members.healthy, run, members), run.levels)
     attested = all(run.levels_attested >> level & 1 for level in held)
     return bool(held) and attested and run.attested_step == model.checkpoint_step == run.step
-
-
-def _case_may_delay(run: Run, members: Members, cases: Collection[Case] | None) -> bool:
-    """Return whether the cooldown waits for a case, as far as the caller knows."""
-    if cases is None:
-        return bool(run.config.verification_percent)
-    return any(case.delays(run, members) for case in cases)
 
 
 def trusted_finishers(run: Run, members: Members) -> int:

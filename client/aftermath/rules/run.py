@@ -149,7 +149,8 @@ class Run:
     cold_start: bool
     model_source: ModelSource
     exit_reason: ExitReason
-    draining: bool
+    draining: int
+    """Number of drain rounds left, including the current one."""
     head: int
     levels: int
     levels_attested: int
@@ -199,10 +200,19 @@ class Run:
     def starts_empty(self) -> bool:
         """Return whether members begin the running epoch with empty private states.
 
-        In audited runs they do: a state from an epoch's last round, which is never audited, would
-        decide later results.
+        In runs with audits they do: a state from a round that was not drawn would decide later
+        results.
         """
         return self.cold_start or bool(self.config.verification_percent)
+
+    @property
+    def is_audited(self) -> bool:
+        """Return whether results of the running epoch are audited.
+
+        An epoch in which everyone witnesses has no audits, because newcomers could convict
+        established members.
+        """
+        return bool(self.config.verification_percent and self.current.established)
 
     @property
     def halted(self) -> bool:

@@ -20,7 +20,7 @@ from aftermath.sim.simulation import SimulatedRun
 _AT_ONCE = 3  # faults
 _MINOR = 0.15  # weight of a round change, relative to an epoch change
 
-RunPosition = tuple[RunState, int, int, bool]
+RunPosition = tuple[RunState, int, int, int]
 
 
 class FaultScheduler:

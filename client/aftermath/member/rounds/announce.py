@@ -62,7 +62,7 @@ class Announcing:
             ),
             own_state.trained(replica, plan.epoch, plan.header.height),
         )
-        if self.epoch.can_be_audited(plan):
+        if self.epoch.can_be_audited():
             # a member that announces a result must be able to prove it
             await own_state.offer(replica)
         commitment = self._commitment(plan, trained, payloads, private, key)

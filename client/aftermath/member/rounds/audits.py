@@ -114,7 +114,7 @@ class Audits:
         feed = self._ports.feed
         while self._epoch.rules.verification_percent:
             run = feed.run
-            if self._epoch.accepts_votes(run) and run.current.established:
+            if self._epoch.accepts_votes(run) and run.is_audited:
                 self._cases.report_decisions()
                 self._begin_audits(run)
                 self._forget_undrawn()

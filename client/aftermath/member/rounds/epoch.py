@@ -152,12 +152,10 @@ class Epoch:
 
     # --- audits -----------------------------------------------------------------------------------
 
-    def can_be_audited(self, plan: RoundPlan) -> bool:
+    def can_be_audited(self) -> bool:
         """Return whether this member's result of a round may be drawn and judged."""
         run = self._feed.run
-        return self.start.replica.can_be_judged and can_be_drawn(
-            run, self.members, plan.header, self.start.seat
-        )
+        return self.start.replica.can_be_judged and can_be_drawn(run, self.members, self.start.seat)
 
     def judges(self, plan: RoundPlan) -> bool:
         """Return whether this member is a witness of a round whose results may be drawn."""

@@ -194,7 +194,7 @@ class Rounds:
         self._tasks.start(duty.request_missing(self._resolver.collector))
         await self._applying.through(run, judged(height - 1))
         await self._audits.begin_round(plan)
-        if self._epoch.can_be_audited(plan):  # auditors need the state before the share
+        if self._epoch.can_be_audited():  # auditors need the state before the share
             await self._own_state.offer(self._start.replica)
         self._tasks.start(report_undelivered(self._ports, self._absences, run, seat))
         travelling = self._applying.height < self._announced == height - 1

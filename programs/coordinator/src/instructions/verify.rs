@@ -22,7 +22,7 @@ pub fn verify(ctx: &mut Context<Permissionless>, seat: u8, at: &RoundId, target:
         None => cases::open(run, &accounts.members, cases, &vote)?,
     };
     let case = &mut cases.entries[index];
-    if let Some(loser) = cases::cast(case, &vote)? {
+    if let Some(loser) = cases::cast(case, &accounts.members.healthy, &vote)? {
         if mismatch {
             cases::put_back(run, backlog, case);
         }

@@ -6,7 +6,7 @@
 use super::{assignment, bitmap, level_holders, seeds};
 use crate::{
     constants::{Bitmap, MAX_CASES, MAX_LEVELS, MAX_MEMBERS},
-    state::{established_only, Members, Run},
+    state::{Members, Run},
 };
 use alloc::boxed::Box;
 
@@ -26,16 +26,11 @@ const SECOND_FACTOR: u64 = 0x94d0_49bb_1331_11eb;
 
 /// Return the seed of the draw among the results of the round `back` rounds before the current one.
 ///
-/// None if it is not drawn yet, if the time to open cases is over, or if the round has no audits. A round that everyone
-/// witnesses has none, because newcomers could convict established members. An epoch's last trained round has no such
-/// seed.
+/// None if it is not drawn yet, if the time to open cases is over, or if the epoch has no audits.
 #[inline(never)]
 pub fn seed(run: &Run, back: usize) -> Option<u64> {
     let rounds_since = back.checked_sub(usize::from(run.config.overlap))?;
-    if run.config.verification_percent == 0 || back > run.current().height as usize {
-        return None;
-    }
-    if run.rounds[run.ring(back)].established == established_only::NOTHING {
+    if !run.is_audited() || back > run.current().height as usize {
         return None;
     }
     match rounds_since {
@@ -64,6 +59,8 @@ pub struct Draw<'a> {
     members: &'a Members,
     /// First state of the generator.
     state: u64,
+    /// Members of the round.
+    roster: Bitmap,
     /// First position and length of the share of each seat.
     shares: Box<[[u16; 2]; MAX_MEMBERS]>,
     classes: [Class; 2],
@@ -96,6 +93,7 @@ impl<'a> Draw<'a> {
         Self {
             members,
             state: seeds::of_purpose(seed, AUDIT),
+            roster: round.roster,
             shares: assignment::by_seat(round, &run.began, members),
             classes: [newcomers, established],
             jurors,
@@ -113,8 +111,9 @@ impl<'a> Draw<'a> {
         }
         let mut jury = self.jurors[self.tier(target)];
         bitmap::clear(&mut jury, target);
-        let index = ((number & u64::from(u32::MAX)).wrapping_mul(u64::from(bitmap::count(&jury)))) >> 32;
-        bitmap::nth(&jury, index as u32).map(|auditor| Audit { auditor, jury })
+        let present = bitmap::both(&jury, &self.roster);
+        let index = ((number & u64::from(u32::MAX)).wrapping_mul(u64::from(bitmap::count(&present)))) >> 32;
+        bitmap::nth(&present, index as u32).map(|auditor| Audit { auditor, jury })
     }
 
     /// Count the class's drawable results with a lower hash than `number`. Stop at `MAX_OF_CLASS`.
@@ -180,7 +179,7 @@ fn hash(state: u64, seat: u8) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state::Round;
+    use crate::state::{established_only, Round};
     use alloc::vec::Vec;
     use bytemuck::Zeroable;
 
@@ -261,6 +260,7 @@ mod tests {
         for (target, audit) in &found {
             assert!(*target < 9);
             assert_eq!(bitmap::has(&audit.jury, 9), members.seats[*target as usize].tier == 1);
+            assert_ne!(audit.auditor, 9);
         }
         assert!(found.iter().any(|(_, audit)| bitmap::has(&audit.jury, 9)));
     }
@@ -312,8 +312,9 @@ mod tests {
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, None, Some(5), None]);
         run.seed_slot = 0;
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, Some(6), Some(5), None]);
-        run.rounds[0].established = established_only::NOTHING;
-        assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None, Some(6), None, None]);
+        run.rounds[2].established = established_only::NOTHING;
+        assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None; 4]);
+        run.rounds[2].established = established_only::WITNESS;
         run.config.verification_percent = 0;
         assert_eq!([0, 1, 2, 3].map(|back| seed(&run, back)), [None; 4]);
     }

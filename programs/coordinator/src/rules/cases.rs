@@ -35,16 +35,6 @@ fn is_kept(run: &Run, case: &Case) -> bool {
     run.current().height <= case.opened.saturating_add(rounds)
 }
 
-/// Return whether the cooldown waits for a case: members may still vote on it, its target is not ejected yet, and more
-/// than a third of the jury found a mismatch. A third of the jury cannot delay the next epoch.
-#[inline(never)]
-pub fn any_delays(run: &Run, members: &Members, cases: &Cases) -> bool {
-    cases.used().iter().any(|case| {
-        let has_support = 3 * bitmap::count(&case.mismatches()) > bitmap::count(&case.jury());
-        has_support && is_kept(run, case) && members.seats[case.target as usize].state != member_state::EJECTED
-    })
-}
-
 /// Return the distance of the round `at` from the current one, in rounds, and the seed of the draw. None if no case
 /// about its results may be opened now.
 fn drawn_round(run: &Run, at: &RoundId) -> Option<(usize, u64)> {
@@ -87,7 +77,10 @@ fn sequences(round: &Round, [start, len]: [u16; 2]) -> [Interval; PIECES] {
 }
 
 /// Count a vote. If it decides the case, empty the jury and return the member that loses.
-pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
+///
+/// A decision takes two thirds of the jurors that are `healthy` or have voted, and more than half of the jury. If it
+/// took two thirds of the jury, established wallets that leave every epoch at once could prevent all decisions.
+pub fn cast(case: &mut Case, healthy: &Bitmap, vote: &Vote) -> Result<Option<u8>> {
     let jury = case.jury();
     require!(bitmap::has(&jury, vote.seat), CoordinatorError::NotAJuror);
     require!(!bitmap::has(&case.voted, vote.seat), CoordinatorError::DuplicateVerdict);
@@ -96,7 +89,9 @@ pub fn cast(case: &mut Case, vote: &Vote) -> Result<Option<u8>> {
         bitmap::clear(&mut case.not_matching, vote.seat);
     }
     let (votes, loser) = if vote.mismatch { (case.mismatches(), case.target) } else { (case.matches(), case.auditor) };
-    if bitmap::count(&votes) < quorum::of(bitmap::count(&jury)) {
+    let available = bitmap::either(&case.voted, &bitmap::both(&jury, healthy));
+    let needed = quorum::of(bitmap::count(&available)).max(quorum::majority(bitmap::count(&jury)));
+    if bitmap::count(&votes) < needed {
         return Ok(None);
     }
     case.voted = [0; 32];
@@ -165,7 +160,7 @@ mod tests {
         let mut loser = None;
         for seat in seats {
             assert_eq!(loser, None, "decided early");
-            loser = cast(case, &Vote { seat, at: &AT, target: 200, mismatch }).unwrap();
+            loser = cast(case, &[u8::MAX; 32], &Vote { seat, at: &AT, target: 200, mismatch }).unwrap();
         }
         loser
     }
@@ -181,9 +176,26 @@ mod tests {
     }
 
     #[test]
+    fn absent_jurors_do_not_prevent_a_decision() {
+        for (jurors, present, needed) in [(13, 8, 7), (13, 10, 7), (13, 11, 8), (9, 4, 5), (4, 2, 3)] {
+            let mut healthy = [0; 32];
+            for seat in 0..present {
+                bitmap::set(&mut healthy, seat);
+            }
+            let mut case = case(jurors);
+            for seat in 0..needed {
+                let vote = Vote { seat, at: &AT, target: 200, mismatch: true };
+                assert_eq!(cast(&mut case, &healthy, &vote).unwrap(), (seat + 1 == needed).then_some(200));
+            }
+        }
+    }
+
+    #[test]
     fn strangers_and_second_votes_are_refused() {
         let mut case = case(5);
-        let mut refused = |seat, mismatch| cast(&mut case, &Vote { seat, at: &AT, target: 200, mismatch }).is_err();
+        let everyone = [u8::MAX; 32];
+        let mut refused =
+            |seat, mismatch| cast(&mut case, &everyone, &Vote { seat, at: &AT, target: 200, mismatch }).is_err();
         assert!(!refused(1, true));
         assert!(refused(1, true) && refused(1, false));
         assert!(refused(5, true) && refused(200, false));
@@ -219,7 +231,7 @@ mod tests {
         cases.count = 1;
         cases.entries[0] = Case { seed: 9, height: 3, opened: 5, ..case(5) };
         assert_eq!(votes(&mut cases.entries[0], 0..4, true), Some(200));
-        assert!(cast(&mut cases.entries[0], &vote_on(&AT, 200)).is_err());
+        assert!(cast(&mut cases.entries[0], &[u8::MAX; 32], &vote_on(&AT, 200)).is_err());
         for (height, index) in [(5, Some(0)), (6, Some(0)), (7, None)] {
             run.rounds[0].height = height;
             assert_eq!(find(&run, &cases, &vote_on(&AT, 200)), index);
@@ -261,27 +273,5 @@ mod tests {
         assert_eq!(find(&run, &cases, &vote_on(&AT, 201)), None);
         assert_eq!(find(&run, &cases, &vote_on(&RoundId { epoch: 5, ..AT }, 200)), None);
         assert_eq!(find(&run, &cases, &vote_on(&RoundId { seed: 8, ..AT }, 200)), None);
-    }
-
-    #[test]
-    fn more_than_a_third_of_the_jury_delays_cooldown() {
-        let mut run = Box::new(Run::zeroed());
-        let mut members: Box<Members> = Box::new(Zeroable::zeroed());
-        for (jurors, votes) in [(4, 2), (5, 2), (6, 3), (9, 4), (255, 86)] {
-            let mut cases = Cases::zeroed();
-            cases.count = 1;
-            cases.entries[0] = case(jurors);
-            for seat in 0..votes {
-                assert!(!any_delays(&run, &members, &cases));
-                assert_eq!(cast(&mut cases.entries[0], &Vote { seat, ..vote_on(&AT, 200) }).unwrap(), None);
-            }
-            assert!(any_delays(&run, &members, &cases));
-            members.seats[200].state = member_state::EJECTED;
-            assert!(!any_delays(&run, &members, &cases));
-            members.seats[200].state = member_state::WITHDRAWN;
-            run.rounds[0].height = VOTING_ROUNDS + 1;
-            assert!(!any_delays(&run, &members, &cases));
-            run.rounds[0].height = 0;
-        }
     }
 }

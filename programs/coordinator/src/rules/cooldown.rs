@@ -3,9 +3,7 @@
 //! If a judge of a level delivered and stayed to the end of the rounds, only judges attest that level; one suffices. If
 //! all judges have left, newcomers attest too, or their work would be lost with the judges.
 
-use super::{
-    bitmap, cases, checkpoints, committee, level_holders, provisional, quorum, sequence, weights, Machine, Moment,
-};
+use super::{bitmap, checkpoints, committee, level_holders, provisional, quorum, sequence, weights, Machine, Moment};
 use crate::{constants::*, errors::CoordinatorError, state::*};
 use anchor_lang::prelude::*;
 
@@ -367,11 +365,11 @@ impl Machine<'_> {
         unknown
     }
 
-    /// Return whether every held level is attested and in the durable checkpoint, so that the cooldown may end. Jurors
-    /// get the rest of its time for cases that more than a third of them support.
+    /// Return whether every held level is attested and in the durable checkpoint, so that the cooldown may end. With
+    /// audits it never ends early: judges audit the last rounds and vote meanwhile.
     #[inline(never)]
     pub fn epoch_is_safe(&self) -> bool {
-        if cases::any_delays(self.run, self.members, &self.witnesses.cases) {
+        if self.run.is_audited() {
             return false;
         }
         if self.run.attested_step != self.run.step || self.model.checkpoint_step != self.run.step {

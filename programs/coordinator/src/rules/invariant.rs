@@ -11,10 +11,11 @@ use anchor_lang::prelude::*;
 #[inline(never)]
 pub fn check(run: &Run) -> Result<()> {
     let ranges = run.state <= run_state::PAUSED && run.exit_reason <= exit_reason::NO_ATTESTATION;
-    let flags = run.pending_pause | run.cold_start | run.model_source | run.draining;
+    let flags = run.pending_pause | run.cold_start | run.model_source;
     let unknown_levels = run.levels_attested & !levels::all(run.levels);
     let head_in_ring = (run.head as usize) < STORED_ROUNDS;
-    let sound = ranges && flags <= 1 && unknown_levels == 0 && head_in_ring && run.lost_sequences == 0;
+    let sound =
+        ranges && flags <= 1 && run.draining <= 2 && unknown_levels == 0 && head_in_ring && run.lost_sequences == 0;
     require!(sound, CoordinatorError::InvariantBroken);
     if matches!(run.state, run_state::WARMUP | run_state::ROUND_TRAIN | run_state::ROUND_WITNESS) {
         check_round(run)?;

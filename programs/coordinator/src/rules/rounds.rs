@@ -18,13 +18,13 @@ struct Settled {
 
 impl Machine<'_> {
     /// Start round `height` with the drawn seed and the roster that was fixed before the draw. `unsettled` is the
-    /// number of steps that rounds not yet judged may still make. The drain round of a run with overlap has no data.
+    /// number of steps that rounds not yet judged may still make. A drain round has no data.
     #[inline(never)]
     pub fn start_round(&mut self, moment: &Moment, height: u32, unsettled: u32) {
         let run = &mut *self.run;
         let seed = run.next_seed;
         let roster = run.next_roster;
-        let global_batch = if run.draining == 1 { 0 } else { batch::size(&run.config, run.data_index) };
+        let global_batch = if run.draining > 0 { 0 } else { batch::size(&run.config, run.data_index) };
         let backlog = &mut self.witnesses.backlog;
         let (redo_index, redo) = backlog.take(run, global_batch);
         let redo_total = redo.iter().fold(0, |sum: u16, len| sum.saturating_add(*len));
@@ -70,8 +70,8 @@ impl Machine<'_> {
         };
         run.data_index = run.data_index.saturating_add(u64::from(batch - redo_total));
         run.next_roster = self.members.healthy;
-        // The seed of the drain round's successor, which never begins, draws audits of the last rounds.
-        if run.draining == 0 || run.config.verification_percent > 0 {
+        // The seed fixed when the last drain round begins draws audits of the last round with data.
+        if run.draining == 0 || run.is_audited() {
             seeds::fix(run, moment);
         }
         if height == 0 {
@@ -96,22 +96,25 @@ impl Machine<'_> {
         } else {
             self.run.rounds[head].attested = Bitmap::zeroed();
         }
-        if self.run.draining == 1 {
-            self.start_cooldown(moment);
-            return Ok(());
-        }
         let overlap = self.run.config.overlap == 1; // the next round's witnesses judge this round's results
         let unsettled = u32::from(overlap && round.batch > 0);
-        let reason = self.why_epoch_ends(&round, unsettled, moment);
-        self.run.exit_reason = reason;
-        if reason == exit_reason::NO_ATTESTATION && overlap {
-            self.witnesses.backlog.put(self.run, &backlog::whole(&round));
+        if self.run.draining > 0 {
+            self.run.draining -= 1;
+        } else {
+            let reason = self.why_epoch_ends(&round, unsettled, moment);
+            self.run.exit_reason = reason;
+            if reason == exit_reason::NO_ATTESTATION {
+                if overlap {
+                    self.witnesses.backlog.put(self.run, &backlog::whole(&round));
+                }
+            } else if reason != exit_reason::NONE {
+                self.run.draining = u8::from(overlap) + u8::from(self.run.is_audited());
+            }
         }
-        if reason == exit_reason::NO_ATTESTATION || (reason != exit_reason::NONE && !overlap) {
+        if self.run.exit_reason != exit_reason::NONE && self.run.draining == 0 {
             self.start_cooldown(moment);
             return Ok(());
         }
-        self.run.draining = u8::from(reason != exit_reason::NONE);
         let height = round.height.checked_add(1).ok_or(CoordinatorError::Overflow)?;
         self.start_round(moment, height, unsettled);
         Ok(())

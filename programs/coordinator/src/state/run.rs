@@ -67,7 +67,7 @@ pub struct Round {
     pub step: u32,
     /// Length of each interval that is trained again. They come first in the batch.
     pub redo: [u16; REDO],
-    /// Sequences in total; 0 in the drain round.
+    /// Sequences in total; 0 in a drain round.
     pub batch: u16,
     /// Number of members of the round.
     pub clients: u16,
@@ -160,6 +160,7 @@ pub struct Run {
     pub cold_start: u8,
     pub model_source: u8,
     pub exit_reason: u8,
+    /// Number of drain rounds left, including the current one.
     pub draining: u8,
     /// Ring index of the current round.
     pub head: u8,
@@ -225,6 +226,12 @@ impl Run {
 
     pub fn current(&self) -> &Round {
         &self.rounds[self.ring(0)]
+    }
+
+    /// Return whether results of the epoch are audited. An epoch in which everyone witnesses has no audits, because
+    /// newcomers could convict established members.
+    pub fn is_audited(&self) -> bool {
+        self.config.verification_percent > 0 && self.current().established != established_only::NOTHING
     }
 
     /// Return whether `id` names the round `back` rounds before the current one (`back` at most 3).
