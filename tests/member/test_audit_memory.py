@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import weakref
+import tracemalloc
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -11,25 +11,30 @@ from typing import Any
 
 import pytest
 
-from aftermath.audit.claim import RESIDUAL, ProvenBlocks
+from aftermath.audit.claim import RESIDUAL
 from aftermath.audit.comparison import AuditVerdict
 from aftermath.audit.share_audit import Judgement
-from aftermath.member.rounds.evidence_fetch import EvidenceFetch
-from aftermath.member.rounds.judge import Judge, Turns
+from aftermath.member.rounds.judge import AuditedResult, Judge
 from aftermath.optim.engine import outline_of
+from aftermath.optim.state_merkle import BLOCK
 from aftermath.replica.state_sharing import TOPIC as STATE_TOPIC
+from aftermath.replica.state_sharing import StateBlock, StateShare, StoredBlocks
 from aftermath.rules.state import MemberState, RunState
 from aftermath.sim.false_training import skip_half, train_other_data
 from aftermath.sim.sim_member import SimMember
 from aftermath.sim.simulation import SimulatedRun, play
-from aftermath.sim.virtual_time import InlineWorker, VirtualClock, run_virtual
+from aftermath.sim.virtual_time import InlineWorker, VirtualClock
 from member.test_member_audits import RULES, SPARSELOCO, corrupt_member, seat_of, verdicts
+
+
+def share_of(sim_member: SimMember) -> StateShare:
+    assert sim_member.member is not None
+    return sim_member.member._own_state._share
 
 
 def lent_by(sim_member: SimMember) -> int:
     """Return the number of states of which a member lends blocks."""
-    assert sim_member.member is not None
-    return len(sim_member.member._own_state._share._lent)
+    return len(share_of(sim_member)._lent)
 
 
 @pytest.mark.slow
@@ -96,23 +101,40 @@ def test_evidence_is_dropped_after_cooldown(tmp_path: Path) -> None:
     assert lent[1] == 0
 
 
-class HeldEvidence:
-    """Counts the results whose fetched states each member holds at a time, by p2p key."""
+def test_stored_blocks_take_no_memory(tmp_path: Path) -> None:
+    contents = [bytes([number]) * BLOCK for number in range(64)]
+    whole = len(contents) * BLOCK
+    proof = (bytes(32),)
+    tracemalloc.start()
+    blocks = StoredBlocks(tmp_path)
+    for index in range(64):
+        blocks[index] = StateBlock(bytes([index]) * BLOCK, proof)
+    same = all(blocks[index] == (contents[index], proof) for index in blocks)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert same
+    assert len(blocks) == 64
+    assert 64 not in blocks
+    assert most < whole / 8
+
+
+class Comparisons:
+    """Counts the results that each judge compares at a time, whose states it holds in memory."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.most: Counter[bytes] = Counter()
-        self._now: Counter[bytes] = Counter()
-        fetch = EvidenceFetch.evidence
+        self.most: Counter[Judge] = Counter()
+        self._now: Counter[Judge] = Counter()
+        honest_compare = Judge._compare
 
-        async def evidence(fetcher: EvidenceFetch, *arguments: Any) -> ProvenBlocks:
-            blocks = await fetch(fetcher, *arguments)
-            member = fetcher._ports.transport.node_id
-            self._now[member] += 1
-            self.most[member] = max(self.most[member], self._now[member])
-            weakref.finalize(blocks, self._now.subtract, {member: 1})
-            return blocks
+        async def compare(judge: Judge, *arguments: Any) -> Judgement:
+            self._now[judge] += 1
+            self.most[judge] = max(self.most[judge], self._now[judge])
+            try:
+                return await honest_compare(judge, *arguments)
+            finally:
+                self._now[judge] -= 1
 
-        monkeypatch.setattr(EvidenceFetch, "evidence", evidence)
+        monkeypatch.setattr(Judge, "_compare", compare)
 
 
 @pytest.mark.slow
@@ -120,7 +142,7 @@ def test_judge_holds_states_of_one_result_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Replays take as long as a round, and two auditors accuse everyone."""
-    held = HeldEvidence(monkeypatch)
+    comparisons = Comparisons(monkeypatch)
     accusers: set[bytes] = set()
     honest_judge = Judge.judge
 
@@ -144,59 +166,59 @@ def test_judge_holds_states_of_one_result_at_a_time(
     rules = {"init_min_clients": 7, "total_steps": 40}
     sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES | rules | size)
     assert any(one.saw("case_opened") for one in sim.sim_members)
-    assert held.most
-    assert max(held.most.values()) == 1
+    assert comparisons.most
+    assert max(comparisons.most.values()) == 1
 
 
-async def first_turn_of(turns: Turns, seconds: float, *, others: int) -> float:
-    """Return when a turn is over, if others begin to wait for theirs after 50 seconds."""
+def serve_slowly(sim: SimulatedRun, sim_member: SimMember, seconds: float) -> None:
+    """Let a member take some time to serve any block that is not of a residual.
 
-    async def wait_for_turn() -> None:
-        await clock.sleep(50.0)
-        async with turns.next():
-            pass
+    Those are served at once, or else the member would be dropped.
+    """
+    assert sim_member.transport is not None
+    serve = share_of(sim_member).answer
+    outline = outline_of(sim.schema, 0)
 
-    clock = VirtualClock()
-    began = clock.monotonic()
-    async with turns.next():
-        waiting = [asyncio.ensure_future(wait_for_turn()) for _ in range(others)]
-        await turns.is_over(seconds)
-        ended = clock.monotonic()
-    await asyncio.gather(*waiting)
-    return ended - began
+    async def answer(peer: bytes, body: bytes) -> bytes:
+        index = int.from_bytes(body[-4:], "little")
+        if not outline.place(index).name.startswith(RESIDUAL):
+            await asyncio.sleep(seconds)
+        return await serve(peer, body)
 
-
-@pytest.mark.parametrize(("seconds", "expected"), [(10.0, 50.0), (80.0, 80.0)])
-def test_turn_ends_after_its_time_if_another_waits(seconds: float, expected: float) -> None:
-    ended = run_virtual(first_turn_of(Turns(VirtualClock()), seconds, others=2))
-    assert expected <= ended <= expected + 1.0
+    sim_member.transport.handle(STATE_TOPIC, answer)
 
 
 @pytest.mark.slow
-def test_member_that_never_answers_delays_no_other_audit(tmp_path: Path) -> None:
-    """It serves its residual, or else it would be dropped."""
+def test_slow_members_delay_no_other_audit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One member never answers, and one has a slow line. Only the first is not judged."""
+    waits: dict[int, list[float]] = {}
+    honest_judge = Judge.judge
+    honest_compare = Judge._compare
+    began: dict[tuple[Judge, bytes], float] = {}
+
+    async def judge(judge: Judge, result: AuditedResult, *arguments: Any) -> Judgement:
+        began[judge, result.commitment.digest] = VirtualClock().monotonic()
+        return await honest_judge(judge, result, *arguments)
+
+    async def compare(judge: Judge, result: AuditedResult, *arguments: Any) -> Judgement:
+        wait = VirtualClock().monotonic() - began[judge, result.commitment.digest]
+        waits.setdefault(result.commitment.seat, []).append(wait)
+        return await honest_compare(judge, result, *arguments)
+
+    monkeypatch.setattr(Judge, "judge", judge)
+    monkeypatch.setattr(Judge, "_compare", compare)
 
     async def scenario(sim: SimulatedRun) -> None:
-        *_, silent = [sim.add(0) for _ in range(5)]
+        *_, slow, silent = [sim.add(0) for _ in range(5)]
         await sim.until_round(0)
-        assert silent.member is not None
-        assert silent.transport is not None
-        serve = silent.member._own_state._share.answer
-        outline = outline_of(sim.schema, 0)
-
-        async def answer(peer: bytes, body: bytes) -> bytes:
-            index = int.from_bytes(body[-4:], "little")
-            if not outline.place(index).name.startswith(RESIDUAL):
-                await asyncio.Event().wait()
-            return await serve(peer, body)
-
-        silent.transport.handle(STATE_TOPIC, answer)
+        serve_slowly(sim, slow, 0.8)
+        serve_slowly(sim, silent, 1e6)
         await sim.until_finished()
 
     sim = play(tmp_path, scenario, optimizer=SPARSELOCO, **RULES | {"min_round_time": 20})
-    *_, silent = sim.sim_members
-    judged: dict[str, set[int]] = {"match": set(), "abstained": set()}
-    for event in verdicts(sim):
-        judged[event["verdict"]].add(event["seat"])
-    assert judged["abstained"] == {seat_of(sim, silent)}
-    assert judged["match"] == {seat_of(sim, one) for one in sim.sim_members} - judged["abstained"]
+    *fast, slow, silent = (seat_of(sim, one) for one in sim.sim_members)
+    judged = Counter((event["seat"], event["verdict"]) for event in verdicts(sim))
+    assert all(waits[seat] and max(waits[seat]) < 10.0 for seat in fast)
+    assert waits[slow]
+    assert judged[slow, "match"] >= 4
+    assert not judged[silent, "match"]

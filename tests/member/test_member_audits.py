@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
@@ -360,6 +361,22 @@ def test_auditor_without_memory_abstains(tmp_path: Path, monkeypatch: pytest.Mon
     sim = play(tmp_path, scenario, **RULES)
     assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
     assert "too little memory" in verdicts(sim)[0]["why"]
+
+
+@pytest.mark.slow
+def test_auditor_without_disk_space_abstains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(sim: SimulatedRun) -> None:
+        for _ in range(5):
+            sim.add(0)
+        await sim.until_round(0)
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
+        await sim.until(lambda run: run.epoch == 1 and run.current.height == 6)
+
+    sim = play(tmp_path, scenario, **RULES)
+    assert {event["verdict"] for event in verdicts(sim)} == {"abstained"}
+    assert all("cannot store or read" in event["why"] for event in verdicts(sim))
 
 
 @pytest.mark.slow

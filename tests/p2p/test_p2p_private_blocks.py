@@ -15,15 +15,14 @@ from aftermath.optim.engine import Engine, outline_of
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.iroh import IrohTransport
 from aftermath.p2p.transport import MAX_REQUEST, PeerUnreachable, RequestFailed, RequestRefused
-from aftermath.replica import mapped_tensors
 from aftermath.replica.state_sharing import (
     TOPIC,
     FalseBlock,
     ServedState,
     StateBlock,
     StateShare,
+    StoredBlocks,
     ask_block,
-    copy_blocks,
     copy_state,
     proven,
     question,
@@ -131,25 +130,24 @@ async def test_states_of_other_rounds_are_refused(mesh: Mesh) -> None:
         await ask_block(checker, member.node_id, states[-1][2].tree.root, states[-1][0], 0, 10)
 
 
-@pytest.mark.parametrize("memory", [0, mapped_tensors.MEMORY])
-async def test_lent_blocks_are_served_without_their_member(
-    mesh: Mesh, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int
-) -> None:
-    """Blocks that are too large for memory are read from a file."""
-    monkeypatch.setattr(mapped_tensors, "MEMORY", memory)
+async def test_lent_blocks_are_served_without_their_member(mesh: Mesh, tmp_path: Path) -> None:
+    def stored(index: int, block: StateBlock) -> StoredBlocks:
+        blocks = StoredBlocks(tmp_path / "lent")
+        blocks[index] = block
+        return blocks
+
     auditor, juror = await mesh(1, 2)
     parts, _, state = state_of()
     root = state.tree.root
     share = StateShare(auditor)
     block = StateBlock(state.read(parts.place(2)), tuple(state.tree.proof(2)))
-    share.lend(root, copy_blocks({2: block}, 1, tmp_path / "lent"))
-    assert (tmp_path / "lent").exists() == (memory == 0)
+    share.lend(root, stored(2, block))
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     with pytest.raises(RequestRefused):
         await ask_block(juror, auditor.node_id, root, parts, 3, 10)
     # The state after a result is also the one before the member's next result.
     other = StateBlock(state.read(parts.place(3)), tuple(state.tree.proof(3)))
-    share.lend(root, copy_blocks({3: other}, 1, tmp_path / "lent"))
+    share.lend(root, stored(3, other))
     assert await ask_block(juror, auditor.node_id, root, parts, 2, 10) == block
     assert await ask_block(juror, auditor.node_id, root, parts, 3, 10) == other
     share.keep_lent({root})

@@ -24,9 +24,9 @@ class LocalOptions:
     signed_dir: Path | None = None
     """Directory for the record of signed results. None keeps it in memory only."""
     audit_dir: Path | None = None
-    """Directory for weights and states that audits need, if they exceed the memory budget.
+    """Directory for large weights and states that audits need, and for fetched states.
 
-    None keeps them in memory.
+    None keeps the former in memory, and the latter in the system's temporary directory.
     """
     downloads: int | None = None
     """Most results of others to fetch at once. None: no limit."""

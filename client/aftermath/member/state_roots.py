@@ -14,11 +14,10 @@ from safetensors import SafetensorError
 
 from aftermath.base.concurrency import Worker
 from aftermath.base.merkle import Tree
-from aftermath.events import event_types
 from aftermath.member.ports import Desync, Ports
 from aftermath.replica.memory import is_out_of_memory
 from aftermath.replica.replica import Replica
-from aftermath.replica.state_sharing import StateBlock, StateShare, copy_blocks, copy_state
+from aftermath.replica.state_sharing import StateBlock, StateShare, copy_state
 from aftermath.rules.announcements import NOTHING, PrivateRoots
 from aftermath.rules.audits import judging_window
 from aftermath.rules.run import Config
@@ -44,7 +43,6 @@ class OwnState:
     def __init__(self, ports: Ports, worker: Worker, directory: Path | None = None) -> None:
         """Keep states that are too large for memory in `directory`."""
         self._directory = directory
-        self._events = ports.events
         self._feed = ports.feed
         self._share = StateShare(ports.transport)
         self._worker = worker
@@ -104,20 +102,10 @@ class OwnState:
             self._tree = await self._worker(replica.optimizer.tree)
         return self._tree
 
-    async def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
-        """Serve blocks of a state that another member committed to, if they can be kept."""
-        if not blocks:
-            return
-        states = 2 * served_states(self._feed.run.config)  # those before and after each share
-        try:
-            copy = await self._worker(lambda: copy_blocks(blocks, states, self._directory))
-        except Exception as error:
-            if not (is_out_of_memory(error) or isinstance(error, OSError | SafetensorError)):
-                raise
-            message = f"this member cannot lend its evidence to the jury: {error}"
-            self._events.emit(event_types.Warning(message=message))
-            return
-        self._share.lend(root, copy)
+    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
+        """Serve blocks of a state that another member committed to."""
+        if blocks:
+            self._share.lend(root, blocks)
 
     def keep_lent(self, roots: Collection[bytes]) -> None:
         """Stop lending blocks of all other states."""

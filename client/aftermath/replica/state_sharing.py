@@ -6,19 +6,23 @@ and its size follows from the schema. Every block is hashed before it is sent.
 
 from __future__ import annotations
 
+import errno
+import os
 import struct
-from collections.abc import Collection, Mapping
+import tempfile
+import threading
+import weakref
+from collections.abc import Collection, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from aftermath.base.errors import AftermathError
 from aftermath.base.merkle import DIGEST, Tree, block_digest, proof_length, proves
 from aftermath.optim.engine import Engine
-from aftermath.optim.state_merkle import BlockSpan, StateOutline, block_of, outline
+from aftermath.optim.state_merkle import BLOCK, BlockSpan, StateOutline, block_of, outline
 from aftermath.p2p.transport import RequestRefused, Transport, short
 from aftermath.replica.mapped_tensors import mapped_if_large
 
@@ -37,13 +41,49 @@ class FalseBlock(AftermathError):
     """A peer answered with a block other than the requested one."""
 
 
-@dataclass(frozen=True)
-class LentBlocks:
-    """Proven blocks of another member's state that peers may request."""
+class StoredBlocks(MutableMapping[int, StateBlock]):
+    """Proven blocks of another member's state, in a file without a name, so that a large state
+    takes no memory.
+    """
 
-    data: Mapping[str, Tensor]
-    """The bytes of each block, by its index."""
-    proofs: Mapping[int, tuple[bytes, ...]]
+    def __init__(self, directory: Path | None) -> None:
+        """Create the file in `directory`, or in the system's directory for temporary files.
+
+        Raises OSError, as does writing and reading a block.
+        """
+        if directory is not None:
+            directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # The system frees its space when it is closed, also if the process is killed.
+        self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
+        self._lock = threading.Lock()
+        self._known: dict[int, tuple[int, tuple[bytes, ...]]] = {}
+        """Size and proof of each block, by index."""
+
+    def __setitem__(self, index: int, block: StateBlock) -> None:
+        with self._lock:
+            self._file.seek(index * BLOCK)
+            if self._file.write(block.data) < len(block.data):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._known[index] = len(block.data), block.proof
+
+    def __getitem__(self, index: int) -> StateBlock:
+        size, proof = self._known[index]
+        with self._lock:
+            self._file.seek(index * BLOCK)
+            return StateBlock(self._file.read(size), proof)
+
+    def __delitem__(self, index: int) -> None:
+        del self._known[index]
+
+    def __contains__(self, index: object) -> bool:
+        return index in self._known
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._known)
+
+    def __len__(self) -> int:
+        return len(self._known)
 
 
 @dataclass(frozen=True)
@@ -72,28 +112,13 @@ def copy_state(
     return ServedState(tree, outline(optimizer.sizes()), copies)
 
 
-def copy_blocks(
-    blocks: Mapping[int, StateBlock], states: int, directory: Path | None
-) -> LentBlocks:
-    """Return blocks to lend, mapped from a file if `states` such copies are too large for memory.
-
-    Raises as `mapped_if_large` does.
-    """
-    data = {
-        str(index): torch.frombuffer(bytearray(block.data), dtype=torch.uint8)
-        for index, block in blocks.items()
-    }
-    proofs = {index: block.proof for index, block in blocks.items()}
-    return LentBlocks(mapped_if_large(data, states, directory), proofs)
-
-
 class StateShare:
     """Answers requests for this member's latest states."""
 
     def __init__(self, transport: Transport) -> None:
         self._states: dict[bytes, ServedState] = {}
         self._hidden: set[bytes] = set()
-        self._lent: dict[bytes, LentBlocks] = {}
+        self._lent: dict[bytes, list[Mapping[int, StateBlock]]] = {}
         transport.handle(TOPIC, self.answer)
 
     def offer(self, state: ServedState, *, states: int, hidden: bool = False) -> None:
@@ -121,17 +146,12 @@ class StateShare:
         self._hidden.clear()
         self._lent.clear()
 
-    def lend(self, root: bytes, blocks: LentBlocks) -> None:
+    def lend(self, root: bytes, blocks: Mapping[int, StateBlock]) -> None:
         """Serve proven blocks of another member's state, because that member may stop serving
         them.
         """
         # The state after a result is also the one before the next result.
-        earlier = self._lent.get(root)
-        if earlier is not None:
-            blocks = LentBlocks(
-                {**earlier.data, **blocks.data}, {**earlier.proofs, **blocks.proofs}
-            )
-        self._lent[root] = blocks
+        self._lent.setdefault(root, []).append(blocks)
 
     def keep_lent(self, roots: Collection[bytes]) -> None:
         """Stop lending blocks of all other states."""
@@ -145,9 +165,10 @@ class StateShare:
         if len(body) != _QUESTION.size:
             raise RequestRefused("the request must be a root and a block index")
         root, index = _QUESTION.unpack(body)
-        lent = self._lent.get(root)
-        if lent is not None and index in lent.proofs:
-            return b"".join([*lent.proofs[index], lent.data[str(index)].numpy().tobytes()])
+        for lent in self._lent.get(root, ()):
+            if index in lent:
+                data, proof = lent[index]
+                return b"".join([*proof, data])
         state = self._states.get(root)
         if state is None or root in self._hidden or index >= state.outline.count:
             raise RequestRefused("this member does not have that block now")

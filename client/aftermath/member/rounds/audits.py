@@ -210,17 +210,16 @@ class Audits:
 
         judgement = await self._judged(result, seed, may_open)
         if judgement.verdict is AuditVerdict.MISMATCH:
-            await self._lend(result, judgement)
-            del judgement  # free its blocks, of which the lent ones are a copy
+            self._lend(result, judgement)
             await self._verify(result, may_open, is_vote=False, mismatch=True)
 
-    async def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
+    def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
         """Lend both states' fetched blocks to the jury, in case the member does not serve them."""
         private = result.commitment.private
         evidence = judgement.evidence
         if evidence is not None:
-            await self._own_state.lend(private.before, evidence.before)
-            await self._own_state.lend(private.after, evidence.after)
+            self._own_state.lend(private.before, evidence.before)
+            self._own_state.lend(private.after, evidence.after)
 
     async def _vote(self, result: AuditedResult, seed: int, case: Case) -> None:
         """Judge a disputed result and vote."""

@@ -5,9 +5,11 @@ A fetch retries until it has all blocks or is cancelled.
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
-from collections.abc import Collection
+from collections.abc import MutableMapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 from aftermath.audit.claim import (
     ProvenBlocks,
@@ -15,21 +17,29 @@ from aftermath.audit.claim import (
     drawn_residual_blocks,
     start_blocks,
 )
-from aftermath.base.concurrency import Worker, first_of
+from aftermath.base.concurrency import every, first_of
 from aftermath.base.rate_limit import Backoff
-from aftermath.member.ports import Ports
+from aftermath.member.ports import Ports, Workers
 from aftermath.optim.engine import outline_of
 from aftermath.optim.schema import Schema
 from aftermath.optim.state_merkle import StateOutline
 from aftermath.p2p.transport import TransportError
-from aftermath.replica.state_sharing import FalseBlock, StateBlock, ask_block
+from aftermath.replica.state_sharing import FalseBlock, StateBlock, StoredBlocks, ask_block
 from aftermath.rules.announcements import NOTHING, Commitment
 
 FIRST_PAUSE = 1.0
 LONGEST_PAUSE = 15.0
 _BLOCK_SECONDS = 10.0
-_AT_ONCE = 4  # requests for blocks
+_AT_ONCE = 4  # requests for blocks to one peer
 _LENDER_PAUSE = 3.0  # seconds before a juror asks the auditor, so that the member can answer first
+
+
+class WantedBlock(NamedTuple):
+    """A block of the private state with that root, by its index, and where to store it."""
+
+    root: bytes
+    number: int
+    store: MutableMapping[int, StateBlock]
 
 
 class EvidenceFetch:
@@ -38,10 +48,15 @@ class EvidenceFetch:
     A `seed` is that of the draw among the results of a round.
     """
 
-    def __init__(self, ports: Ports, schema: Schema, prepare: Worker) -> None:
+    def __init__(
+        self, ports: Ports, schema: Schema, workers: Workers, directory: Path | None
+    ) -> None:
+        """For `directory` see `StoredBlocks`."""
         self._ports = ports
         self._schema = schema
-        self._prepare = prepare
+        self._prepare = workers.decode
+        self._write = workers.write
+        self._directory = directory
         self._trouble: dict[bytes, str] = {}
 
     def trouble(self, commitment: Commitment) -> str:
@@ -52,106 +67,71 @@ class EvidenceFetch:
         """Fetch the drawn blocks of the residual after a share. Retry until cancelled."""
         state_outline = await self._outline(commitment)
         sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
-        await self._blocks(
-            commitment.digest, commitment.sender, commitment.private.after, state_outline, sample
-        )
-
-    async def first_block(self, commitment: Commitment, seed: int, lender: bytes | None) -> None:
-        """Fetch one block that `evidence` needs. Retry until cancelled."""
-        state_outline = await self._outline(commitment)
-        sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
-        root = commitment.private.after
-
-        async def fetch(peer: bytes, pause: float) -> None:
-            await self._ports.clock.sleep(pause)
-            await self._blocks(commitment.digest, peer, root, state_outline, sample[:1])
-
-        waits = [fetch(commitment.sender, 0.0)]
-        if lender is not None:
-            waits.append(fetch(lender, _LENDER_PAUSE))
-        await first_of(*waits)
+        blocks: dict[int, StateBlock] = {}
+        wanted = [WantedBlock(commitment.private.after, index, blocks) for index in sample]
+        await self._fetch(commitment, commitment.sender, state_outline, wanted)
 
     async def evidence(
         self, commitment: Commitment, seed: int, lender: bytes | None
     ) -> ProvenBlocks:
         """Fetch the blocks for a replay and its comparison. Retry until cancelled.
 
-        `lender` is the p2p key of the auditor, which lends the blocks to the jury.
+        `lender` is the p2p key of the auditor, which lends the blocks to the jury. Raises OSError
+        if the blocks cannot be stored.
         """
         state_outline = await self._outline(commitment)
         sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
-        waits = [self._fetch(commitment, commitment.sender, state_outline, sample)]
+        private = commitment.private
+        before = StoredBlocks(self._directory)
+        after = StoredBlocks(self._directory)
+        wanted: list[WantedBlock] = []
+        if private.before != NOTHING:
+            indices = start_blocks(state_outline, self._schema, sample)
+            wanted += [WantedBlock(private.before, index, before) for index in indices]
+        indices = blocks_to_fetch(state_outline, self._schema.results, sample)
+        wanted += [WantedBlock(private.after, index, after) for index in indices]
+
+        async def from_lender(peer: bytes) -> None:
+            # Blocks have proofs, so an auditor cannot forge them. Fetch in the reverse order, so
+            # that member and auditor each send about half.
+            await self._ports.clock.sleep(_LENDER_PAUSE)
+            await self._fetch(commitment, peer, state_outline, wanted[::-1])
+
+        waits = [self._fetch(commitment, commitment.sender, state_outline, wanted)]
         if lender is not None:
-            waits.append(self._from_lender(commitment, state_outline, sample, lender))
-        return await first_of(*waits)
+            waits.append(from_lender(lender))
+        await first_of(*waits)
+        return ProvenBlocks(before, after)
 
     async def _outline(self, commitment: Commitment) -> StateOutline:
         return await self._prepare(lambda: outline_of(self._schema, commitment.tier))
-
-    async def _from_lender(
-        self,
-        commitment: Commitment,
-        state_outline: StateOutline,
-        sample: list[int],
-        lender: bytes,
-    ) -> ProvenBlocks:
-        """Fetch the blocks from the auditor, unless the audited member soon serves them."""
-        # Blocks have proofs, so an auditor cannot forge them.
-        await self._ports.clock.sleep(_LENDER_PAUSE)
-        root = commitment.private.after
-        digest = commitment.digest
-        await self._blocks(digest, lender, root, state_outline, sample[:1])  # until it lends
-        return await self._fetch(commitment, lender, state_outline, sample)
 
     async def _fetch(
         self,
         commitment: Commitment,
         peer: bytes,
         state_outline: StateOutline,
-        sample: Collection[int],
-    ) -> ProvenBlocks:
-        """Fetch the blocks from a peer. `sample` has the indices of the residual blocks to
-        compare.
-        """
-        private = commitment.private
-        digest = commitment.digest
-        before: Collection[int] = ()
-        if private.before != NOTHING:
-            before = start_blocks(state_outline, self._schema, sample)
-        after = blocks_to_fetch(state_outline, self._schema.results, sample)
-        return ProvenBlocks(
-            await self._blocks(digest, peer, private.before, state_outline, before),
-            await self._blocks(digest, peer, private.after, state_outline, after),
-        )
+        wanted: Sequence[WantedBlock],
+    ) -> None:
+        """Fetch the wanted blocks that are not stored yet from a peer. Retry until cancelled."""
+        transport = self._ports.transport
+        queue = iter(wanted)
 
-    async def _blocks(
-        self,
-        digest: bytes,
-        peer: bytes,
-        root: bytes,
-        state_outline: StateOutline,
-        wanted: Collection[int],
-    ) -> dict[int, StateBlock]:
-        """Fetch blocks of a private state. Retry until cancelled."""
-        found: dict[int, StateBlock] = {}
-        turns = asyncio.Semaphore(_AT_ONCE)
+        async def fetch() -> None:
+            for root, index, store in queue:
+                pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
+                while index not in store:
+                    try:
+                        block = await ask_block(
+                            transport, peer, root, state_outline, index, _BLOCK_SECONDS
+                        )
+                    except (TransportError, FalseBlock) as error:
+                        self._trouble[commitment.digest] = str(error)
+                        await self._ports.clock.sleep(pauses.next())
+                    else:
+                        await self._write(partial(store.__setitem__, index, block))
 
-        async def fetch(index: int) -> None:
-            async with turns:
-                found[index] = await ask_block(
-                    self._ports.transport, peer, root, state_outline, index, _BLOCK_SECONDS
-                )
-
-        pauses = Backoff(FIRST_PAUSE, LONGEST_PAUSE)
-        while missing := [index for index in wanted if index not in found]:
-            outcomes = await asyncio.gather(*map(fetch, missing), return_exceptions=True)
-            for error in filter(None, outcomes):
-                if not isinstance(error, TransportError | FalseBlock):
-                    raise error
-                self._trouble[digest] = str(error)
-            if len(found) < len(wanted):
-                await self._ports.clock.sleep(pauses.next())
-        return found
+        await every(fetch() for _ in range(_AT_ONCE))
 
 
 def _sample_seed(commitment: Commitment, seed: int) -> bytes:

@@ -7,8 +7,7 @@ member may be honest.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -21,9 +20,8 @@ from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay_devices import why_no_replay
 from aftermath.audit.share_audit import Judgement, ShareAudit
 from aftermath.audit.start_weights import StartWeights
-from aftermath.base.concurrency import both, first_of
+from aftermath.base.concurrency import both
 from aftermath.base.rate_limit import Backoff
-from aftermath.coordinator.ports import Clock
 from aftermath.data.source import SourceUnavailable
 from aftermath.events import event_types
 from aftermath.member.local_options import LocalOptions
@@ -38,8 +36,6 @@ from aftermath.replica.memory import is_out_of_memory
 from aftermath.rules.announcements import Commitment, PassSettings
 from aftermath.rules.audits import judging_window
 from aftermath.rules.seal import masked
-
-_FIRST_TURN = 10.0  # seconds that a fetch may take while another audit waits
 
 Key = tuple[int, int]
 """Height of a result's round, and seat of its member."""
@@ -74,34 +70,6 @@ class AuditedResult:
         }
 
 
-class Turns:
-    """Gives results their turns to be judged: one at a time, first come, first served."""
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._turn = asyncio.Lock()
-        self._waiting = 0
-
-    @asynccontextmanager
-    async def next(self) -> AsyncIterator[None]:
-        """Wait for a turn. It lasts as long as the `async with` block."""
-        self._waiting += 1
-        try:
-            await self._turn.acquire()
-        finally:
-            self._waiting -= 1
-        try:
-            yield
-        finally:
-            self._turn.release()
-
-    async def is_over(self, seconds: float) -> None:
-        """Return after `seconds`, or later, as soon as another result waits for its turn."""
-        await self._clock.sleep(seconds)
-        while not self._waiting:
-            await self._clock.sleep(FIRST_PAUSE)
-
-
 class Judge:
     """Judges results of one epoch for one member."""
 
@@ -126,9 +94,9 @@ class Judge:
         self._passes: dict[int, PassSettings] = {}
         """Passes of each member's last result, by seat."""
         self._device = epoch.start.replica.device
-        self._turns = Turns(ports.clock)
+        self._turn = asyncio.Lock()
         self.spare_time = SpareTime(workers.audit, pauses=self._device.type == "cpu")
-        self._fetch = EvidenceFetch(ports, role.schema, workers.decode)
+        self._fetch = EvidenceFetch(ports, role.schema, workers, options.audit_dir)
 
     # --- weights at the start of rounds
 
@@ -182,9 +150,8 @@ class Judge:
     ) -> Judgement:
         """Return this member's verdict. Slow: it fetches the private state until cancelled.
 
-        Only one result at a time is fetched and judged, because its two states may need much
-        memory. While another result waits, a fetch ends after _FIRST_TURN seconds. It begins again
-        in a later turn, with twice the time, but at most half of `max_round_train_time`.
+        All results are fetched at once, into files, so a slow member delays no other judgement.
+        Only one result at a time is judged, because its two states may need much memory.
 
         `seed` is that of the draw among the round's results. `lender` is the p2p key of the
         auditor, which lends the state's blocks to the jury.
@@ -199,27 +166,16 @@ class Judge:
             return Judgement(None, "this member does not have the starting weights of that round")
         if payloads is None:
             return Judgement(None, "this member does not have all payloads of the result")
-        turn_s = _FIRST_TURN
-        longest_s = max(turn_s, self._epoch.rules.max_round_train_time / 2)
-        while True:
-            # A member that serves nothing gets no turn.
-            await self._fetch.first_block(commitment, seed, lender)
-            async with self._turns.next():
-                fetched = await first_of(
-                    self._inputs(result, seed, lender), self._turns.is_over(turn_s)
-                )
-                if fetched is not None:
-                    return await self._compare(result, shared, payloads, *fetched)
-            # Drop the fetched blocks. Otherwise slow members could fill this member's memory.
-            turn_s = min(2 * turn_s, longest_s)
-
-    async def _inputs(
-        self, result: AuditedResult, seed: int, lender: bytes | None
-    ) -> tuple[ProvenBlocks, Tensor] | None:
-        """Fetch the blocks of the private state, and read the share's sequences."""
-        return await both(
-            self._fetch.evidence(result.commitment, seed, lender), self._sequences(result)
-        )
+        try:
+            evidence, sequences = await both(
+                self._fetch.evidence(commitment, seed, lender), self._sequences(result)
+            )
+            async with self._turn:
+                return await self._compare(result, shared, payloads, evidence, sequences)
+        except OSError as error:
+            return Judgement(
+                None, f"this member cannot store or read what the replay needs: {error}"
+            )
 
     async def _compare(
         self,
