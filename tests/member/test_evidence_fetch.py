@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -14,6 +15,7 @@ from aftermath.audit.claim import ProvenBlocks
 from aftermath.member.ports import Ports, Workers
 from aftermath.member.rounds.evidence_fetch import EvidenceFetch
 from aftermath.optim.engine import outline_of
+from aftermath.optim.state_merkle import BLOCK
 from aftermath.p2p.transport import RequestRefused
 from aftermath.replica.state_sharing import TOPIC, StateShare, copy_state
 from aftermath.rules.announcements import Commitment, PrivateRoots
@@ -113,3 +115,23 @@ def test_refusing_member_gets_few_requests(tmp_path: Path) -> None:
     run_virtual(wait())
     assert "refused" in case.fetch.trouble(case.commitment)
     assert 0 < case.requests[MEMBER] < 60
+
+
+def test_fetches_together_leave_space_for_own_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(tmp_path, always, always)
+    needed = 2 * case.blocks * BLOCK  # before and after the share
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2 * needed))
+
+    async def fetch_twice_at_once() -> None:
+        async with asyncio.TaskGroup() as group:
+            first = group.create_task(case.fetch.evidence(case.commitment, 0, None))
+            await asyncio.sleep(LATENCY)
+            with pytest.raises(OSError, match="No space left"):
+                await case.fetch.evidence(case.commitment, 0, None)
+        assert len(first.result().after) == case.blocks
+        await case.fetch.evidence(case.commitment, 0, None)
+
+    run_virtual(fetch_twice_at_once())

@@ -5,8 +5,13 @@ A fetch retries until it has all blocks or is cancelled.
 
 from __future__ import annotations
 
+import errno
 import hashlib
-from collections.abc import MutableMapping, Sequence
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +27,7 @@ from aftermath.base.rate_limit import Backoff
 from aftermath.member.ports import Ports, Workers
 from aftermath.optim.engine import outline_of
 from aftermath.optim.schema import Schema
-from aftermath.optim.state_merkle import StateOutline
+from aftermath.optim.state_merkle import BLOCK, StateOutline
 from aftermath.p2p.transport import TransportError
 from aftermath.replica.state_sharing import FalseBlock, StateBlock, StoredBlocks, ask_block
 from aftermath.rules.announcements import NOTHING, Commitment
@@ -58,6 +63,8 @@ class EvidenceFetch:
         self._write = workers.write
         self._directory = directory
         self._trouble: dict[bytes, str] = {}
+        self._fetching = 0
+        """Bytes on disk that the running fetches may need."""
 
     def trouble(self, commitment: Commitment) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
@@ -77,7 +84,8 @@ class EvidenceFetch:
         """Fetch the blocks for a replay and its comparison. Retry until cancelled.
 
         `lender` is the p2p key of the auditor, which lends the blocks to the jury. Raises OSError
-        if the blocks cannot be stored.
+        if the blocks cannot be stored, or if the disk would be so full that this member could not
+        store a state of its own.
         """
         state_outline = await self._outline(commitment)
         sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
@@ -97,11 +105,24 @@ class EvidenceFetch:
             await self._ports.clock.sleep(_LENDER_PAUSE)
             await self._fetch(commitment, peer, state_outline, wanted[::-1])
 
-        waits = [self._fetch(commitment, commitment.sender, state_outline, wanted)]
-        if lender is not None:
-            waits.append(from_lender(lender))
-        await first_of(*waits)
+        with self._disk_space(len(wanted) * BLOCK):
+            waits = [self._fetch(commitment, commitment.sender, state_outline, wanted)]
+            if lender is not None:
+                waits.append(from_lender(lender))
+            await first_of(*waits)
         return ProvenBlocks(before, after)
+
+    @contextmanager
+    def _disk_space(self, size: int) -> Iterator[None]:
+        """Count the bytes of a fetch. Raise OSError if they and as many more would not fit."""
+        directory = self._directory or tempfile.gettempdir()
+        if shutil.disk_usage(directory).free < self._fetching + 2 * size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+        self._fetching += size
+        try:
+            yield
+        finally:
+            self._fetching -= size
 
     async def _outline(self, commitment: Commitment) -> StateOutline:
         return await self._prepare(lambda: outline_of(self._schema, commitment.tier))
