@@ -50,6 +50,8 @@ OPTIMIZERS: dict[str, Optimizer] = {
 """SparseLoCo by its inner optimizer, and DisTrO."""
 FRACTION = 0.05
 """Size of what an attacker adds, relative to the norm of what it adds to."""
+LARGEST_STEP = 1.16
+"""The largest ratio of a first moment to the root of its second moment, with betas 0.9 and 0.95."""
 
 
 @dataclass(frozen=True)
@@ -260,6 +262,35 @@ def change_moments(trained: TrainedShare) -> Claim:
         else tensor + _direction(tensor, draws)
         for name, tensor in sorted(trained.state.items())
     }
+    return claim_of(trained.payloads, changed)
+
+
+def change_small_moments(trained: TrainedShare, distance: float) -> Claim:
+    """Choose the signs of AdamW's next steps, in the weights with the smallest second moments.
+
+    `distance` limits how many, by the distance of the moments.
+    """
+    pairs = [
+        (name, name.replace(first, second))
+        for first, second in (("exp_avg/", "exp_avg_sq/"), ("first/", "second/"))
+        for name in sorted(trained.state)
+        if name.startswith(f"private.{first}")
+    ]
+    firsts = torch.cat([trained.state[first].flatten() for first, _ in pairs])
+    before = torch.cat([trained.share.before[first].flatten() for first, _ in pairs])
+    roots = torch.cat([trained.state[second].flatten() for _, second in pairs]).sqrt()
+    draws = torch.Generator().manual_seed(7)
+    wanted = LARGEST_STEP * roots * torch.randn(firsts.shape, generator=draws).sign()
+    costs = (wanted - firsts).square()
+    cheapest = costs.argsort()
+    budget = (distance * float((firsts - before).norm())) ** 2
+    chosen = cheapest[: int((costs[cheapest].cumsum(0) < budget).sum())]
+    firsts[chosen] = wanted[chosen]
+    changed = dict(trained.state)
+    for (name, _), numbers in zip(
+        pairs, firsts.split([trained.state[name].numel() for name, _ in pairs]), strict=True
+    ):
+        changed[name] = numbers.view_as(trained.state[name])
     return claim_of(trained.payloads, changed)
 
 

@@ -66,6 +66,7 @@ def test_honest_claim_matches_in_every_round(case: str) -> None:
         assert found.verdict is AuditVerdict.MATCH, found.reason
         assert found.distances is not None
         assert 0 < found.distances.whole < BOUND / 5
+        assert found.distances.adam_steps < FP32_BOUNDS.adam_steps / 5
 
 
 @pytest.mark.parametrize("micro_batch", [1, 2, 5])
@@ -102,6 +103,34 @@ def test_attack_is_a_mismatch(case: str, attack: str) -> None:
     found = audited(trained, members.ATTACKS[attack](trained))
     assert found.verdict is AuditVerdict.MISMATCH
     assert REASONS[attack] in found.reason
+
+
+@pytest.mark.parametrize("case", ["adamw", "adamw-overlapped", "muon"])
+def test_false_moments_of_small_gradients_are_a_mismatch(case: str) -> None:
+    """They are a small part of all moments, but AdamW steps as far with them."""
+    trained = last_share(case)
+    replay = members.replayed(trained.share)
+    bounds = bounds_of(replay.passes, replay.share.schema)
+    found = compare(replay, members.change_small_moments(trained, 0.9 * bounds.moments), bounds)
+    assert found.distances is not None
+    assert found.distances.moments < bounds.moments
+    assert found.distances.adam_steps > 5 * bounds.adam_steps
+    assert found.verdict is AuditVerdict.MISMATCH
+    assert "distance of AdamW's steps" in found.reason
+
+
+def test_false_second_moments_of_small_gradients_are_a_mismatch() -> None:
+    trained = last_share("adamw")
+    bounds = FP32_BOUNDS
+    state = dict(trained.state)
+    for name in trained.state:
+        if name.startswith("private.exp_avg_sq/"):
+            squares = trained.state[name]
+            state[name] = torch.where(squares < 0.01 * squares.max(), 2 * squares, squares)
+    found = audited(trained, claim_of(trained.payloads, state))
+    assert found.distances is not None
+    assert found.distances.adam_steps > 5 * bounds.adam_steps
+    assert found.verdict is AuditVerdict.MISMATCH
 
 
 @pytest.mark.parametrize("bounds", [0.5, 1.5, 2.5])

@@ -258,3 +258,11 @@ def test_missing_config_file_is_named(tmp_path: Path) -> None:
         ConfigError, match=r"cannot read the config file .*nowhere\.toml: No such file"
     ):
         load_config(tmp_path / "nowhere.toml")
+
+
+def test_audits_without_clipping_are_refused() -> None:
+    audits = (r"^verification_percent.*", "verification_percent = 6")
+    for unclipped in ("clip_grad_norm = 0.0", ""):
+        message = refusal(changed(audits, (r"^clip_grad_norm.*", unclipped)))
+        assert rule_sentences()["AuditsWithoutClipping"] in message
+    parse_as(changed(audits), "config.toml", RunConfig)

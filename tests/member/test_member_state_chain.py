@@ -88,6 +88,29 @@ def test_state_chain_ignores_missing_commitment() -> None:
     assert chain_of(commitment(0, 0, 1, None)).fault(commitment(2, 7, 8, (2, 1))) is None
 
 
+def test_state_of_round_without_a_share_is_a_fault() -> None:
+    """The member could invent it after it knows its next share."""
+    lineage = StateChain()
+    lineage.begin(2)
+    for height, owing in enumerate(({0, 1}, {1}, {0, 1}, {0})):
+        lineage.open(height, owing)
+    lineage.hear(commitment(0, 0, 1, None))
+    assert (lineage.fault(commitment(2, 7, 8, (2, 1))) or "").startswith(BROKEN)
+    assert lineage.fault(commitment(2, 1, 8, (2, 0))) is None
+    assert lineage.fault(commitment(3, 7, 8, (2, 2))) is None, "its announcement was lost"
+    lineage.begin(3)
+    assert lineage.fault(commitment(0, 7, 8, (2, 1), epoch=3)) is None
+
+
+def test_first_state_of_round_without_a_share_is_a_fault() -> None:
+    lineage = StateChain()
+    lineage.begin(2, starts_empty=True)
+    for height in range(30):
+        lineage.open(height, {1})
+    assert (lineage.fault(commitment(30, 7, 8, (2, 3))) or "").startswith(BROKEN)
+    assert lineage.fault(commitment(30, 0, 8, None)) is None
+
+
 def test_epoch_continues_last_state_or_begins_without() -> None:
     lineage = chain_of(commitment(6, 0, 5, None), commitment(7, 5, 6, (2, 6)))
     lineage.begin(3)

@@ -13,6 +13,7 @@ from aftermath.owner.schema import Shape
 from aftermath.owner.warnings import (
     WARNINGS,
     idle_when_reopened,
+    warning_about_cooldown,
     warning_about_rate,
     warning_about_rounds,
     warning_about_schedule,
@@ -134,3 +135,19 @@ def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> N
     assert warnings.warnings_of(anything, anything, anything, "data") == ["data"] + [
         "trouble"
     ] * len(each)
+
+
+@pytest.mark.parametrize(
+    ("percent", "seconds", "says"),
+    [
+        (0, 30, ""),
+        (5, 60, ""),
+        (5, 30, "false results are missed if a share takes more than 7.5 seconds"),
+    ],
+)
+def test_cooldown_shorter_than_audits_is_a_warning(percent: int, seconds: int, says: str) -> None:
+    rules = builders.config(
+        verification_percent=percent, cooldown_time=seconds, max_round_train_time=60
+    )
+    assert says in warning_about_cooldown(rules)
+    assert bool(warning_about_cooldown(rules)) == bool(says)

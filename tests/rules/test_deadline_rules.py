@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from aftermath.rules import bitmap, deadlines
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
-from aftermath.rules.state import MemberState, ModelSource, RunState
+from aftermath.rules.state import EstablishedOnly, MemberState, ModelSource, RunState
 from rules.builders import config, header, members, model, run, seat
 
 TIMES = config(
@@ -309,3 +309,11 @@ def test_tick_delay_grows_with_rank_up_to_bound() -> None:
     assert delays == sorted(delays)
     assert delays[1] == deadlines.TICK_STEP
     assert delays[-1] <= 30.0
+
+
+@pytest.mark.parametrize(("established", "rounds_left"), [(0, 1), (1, 2)])
+def test_audited_epoch_may_end_with_two_more_rounds(established: int, rounds_left: int) -> None:
+    attested = header(0b1, attestations=1, established=EstablishedOnly(established))
+    times = replace(TIMES, verification_percent=5)
+    lone = run(RunState.ROUND_WITNESS, config=times, rounds=(attested,), state_started_at=1000)
+    assert deadlines.rounds_end(lone, 1100) == 1100 + rounds_left * 32

@@ -155,6 +155,8 @@ def test_epoch_without_member_loses_round_that_still_closes() -> None:
     small = run(began=0b100)
     assert lost_steps(small, members(), model) == 6, "nobody trains the other levels"
     assert lost_steps(small, members(2), model) == 0
-    header = builders.header(0b111, elected=1, attestations=1)
-    closing = replace(run(), rounds=(header, *run().rounds[1:]))
-    assert lost_steps(closing, members(), model) == 7
+    header = builders.header(0b111, height=1, elected=1, attestations=1)
+    for batch, lost in ((8, 7), (0, 6)):  # a round that judges one without data makes no step
+        judged = builders.header(0b111, batch=batch)
+        closing = replace(run(), head=1, rounds=(judged, header, *run().rounds[2:]))
+        assert lost_steps(closing, members(), model) == lost

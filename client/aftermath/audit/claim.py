@@ -28,6 +28,7 @@ RESULT = "result."
 RESIDUAL = f"{RESULT}residual."
 INDICES = f"{RESULT}indices."
 VALUES = f"{RESULT}values."
+MOMENTS = "private."
 RESIDUAL_BLOCKS = 8
 """Blocks of the residual that an auditor compares."""
 _DTYPES = {torch.float32: "<f4", torch.int64: "<i8"}  # in the bytes of a state block

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,8 @@ from aftermath.replica.options import PLAIN, Arithmetic
 from aftermath.replica.pass_size import AUTO, OutOfMemory, PassSize
 from aftermath.replica.replica import Replica
 from aftermath.rules.announcements import PassSettings
+
+_ROUNDING = 2.0**-23  # fp32
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,16 @@ def replay(
     micro_batch: int = AUTO,
     arithmetic: Arithmetic = PLAIN,
     exact: bool = False,
+    moved: int = 0,
     cancelled: threading.Event | None = None,
 ) -> Replay | NoResult:
     """Train a share again on `device`, in passes of `micro_batch` sequences.
 
     `arithmetic` must be the member's. Device and micro-batch size may differ unless
     `replay_devices.needs_same_passes`. `exact`: raise OutOfMemory if passes of that size do not
-    fit. Raises BadState if `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError
-    or SegmentError for tensors of another model.
+    fit. `moved`: begin with weights that differ by as many roundings. Raises BadState if
+    `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError or SegmentError for tensors
+    of another model.
     """
     cancelled = cancelled or threading.Event()
     block_norms: dict[int, list[Tensor]] = {}
@@ -114,6 +118,8 @@ def replay(
         arithmetic=arithmetic,
         result=partial(_MeasuringFeedback, block_norms),
     )
+    if moved:
+        _move(replica.params.values(), moved * _ROUNDING)
     if share.before:
         replica.optimizer.restore(share.before)
     # The member may name any micro-batch size. On a CPU the system would kill this process.
@@ -140,6 +146,15 @@ def replay(
         block_norms=block_norms,
         passes=replica.pass_settings,
     )
+
+
+@torch.no_grad()
+def _move(params: Iterable[Tensor], part: float) -> None:
+    """Increase and decrease weights by this part of themselves, in turns, in place."""
+    for tensor in params:
+        numbers = tensor.view(-1)
+        numbers[::2] *= 1 + part
+        numbers[1::2] *= 1 - part
 
 
 class _MeasuringFeedback(ErrorFeedback):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -23,6 +22,13 @@ from aftermath.rules.announcements import PassSettings
 
 AGREEMENT = 0.25
 """Part of the bounds within which two replays on one machine must agree."""
+_MOVED = 4
+"""Roundings by which a repeated replay moves all weights, to show if rounding decides a share."""
+_MOVED_IN_SAME_PASSES = 1
+"""_MOVED for Muon, whose judges repeat the member's passes."""
+# Smaller passes would equal the first ones if a step has one sequence. With Muon (30 steps, 36
+# shares), smaller passes differed by up to 0.17 of what AGREEMENT allows, one rounding by 0.15, and
+# four by 0.5. AdamW stays below 0.02.
 _COPIES = 2  # copies of weights and optimizer state whose memory a replay and comparison need
 _NO_MEMORY = "this machine has too little memory for the replay"
 
@@ -79,8 +85,8 @@ class ShareAudit:
     ) -> Attempt | Judgement:
         """Replay the share and compare it, or return an abstention.
 
-        A repeated replay in fp32 has smaller passes than the first, or passes of two sequences
-        after passes of one, if they fit into memory. Raises Cancelled.
+        A repeated replay in fp32 begins with weights that differ by `_MOVED` roundings. Raises
+        Cancelled.
         """
         if fault := impossible_state(self.share):
             return _false_start(fault)
@@ -89,7 +95,7 @@ class ShareAudit:
         if free_bytes(self.device) < needed:
             return Judgement(None, _NO_MEMORY)
         try:
-            return self._attempt(cancelled, in_others=is_repeated and self.claimed.is_fp32)
+            return self._attempt(cancelled, is_repeated=is_repeated)
         except BadState as error:
             return _false_start(error.message)
         except Cancelled:
@@ -100,30 +106,26 @@ class ShareAudit:
             # The inputs are another member's, and no error in them may end this member.
             return Judgement(None, f"the replay failed: {type(error).__name__}: {error}")
 
-    def _attempt(self, cancelled: threading.Event, *, in_others: bool) -> Attempt | Judgement:
+    def _attempt(self, cancelled: threading.Event, *, is_repeated: bool) -> Attempt | Judgement:
         claimed = self.claimed
         schema = self.share.schema
         is_same = needs_same_passes(claimed, schema)
-        micro_batch = claimed.micro_batch if is_same else self.micro_batch
-        is_larger = False
-        if in_others:
-            per_step = schema.optimizer.sequences_per_step(len(self.share.sequences))
-            first = min(micro_batch, per_step)
-            micro_batch = first // 2 or min(2, per_step)
-            is_larger = micro_batch > first
-            is_same = False
+        # In bf16 even one rounding moves an honest share by more than AGREEMENT.
+        moved = 0
+        if is_repeated and claimed.is_fp32:
+            moved = _MOVED_IN_SAME_PASSES if is_same else _MOVED
         arithmetic = PLAIN
         if is_same:
             arithmetic = Arithmetic(bf16=claimed.products == "bf16", compiled=claimed.compiled)
-        run = partial(
-            replay, self.share, device=self.device, arithmetic=arithmetic, cancelled=cancelled
+        made = replay(
+            self.share,
+            device=self.device,
+            micro_batch=claimed.micro_batch if is_same else self.micro_batch,
+            arithmetic=arithmetic,
+            exact=is_same,
+            moved=moved,
+            cancelled=cancelled,
         )
-        try:
-            made = run(micro_batch=micro_batch, exact=is_same or is_larger)
-        except OutOfMemory:
-            if not is_larger:
-                raise
-            made = run(micro_batch=1)
         if isinstance(made, NoResult):
             return Judgement(None, f"the replay has no result: {made.reason}")
         if is_same and made.passes != claimed:

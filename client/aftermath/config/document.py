@@ -123,7 +123,8 @@ class RunRules(Table):
         default=0,
         description="Another member replays the drawn results, to find false ones. Newcomers' "
         "results are always drawn. At most 4 results of each class (newcomers, established) per "
-        "round. 0 disables audits. With audits, epochs begin with empty optimizer states, so make them long.",
+        "round. 0 disables audits. Audits need `clip_grad_norm`, and epochs begin with empty optimizer "
+        "states, so make them long.",
     )
     join_bond: Annotated[U64, KeyLimits("lamports")] = Field(
         default=0,

@@ -54,6 +54,9 @@ SPEC_SENTENCES = {
     "LearningRateInvalid": (
         "Learning rates must be finite numbers of at least 0, and base_lr above 0."
     ),
+    "AuditsWithoutClipping": (
+        "Audits need clip_grad_norm above 0: without it, nothing limits the moments that members claim."
+    ),
     "ScheduleTooShort": "A linear or cosine schedule needs total_steps above warmup_steps.",
 }
 """The sentence of each rule of a training spec by name, except the rules of optimizers."""
@@ -167,6 +170,10 @@ def _model(config: Mapping[str, Any], model: Mapping[str, Any]) -> _Broken:
             (*llm, "cold_start_warmup_steps"),
             model["cold_start_warmup_steps"],
         )
+    optimizer = model["optimizer"]
+    if config["verification_percent"] and not optimizer.get("clip_grad_norm", 1):
+        table = optimizers()[optimizer["kind"]].TABLE
+        yield "AuditsWithoutClipping", (*llm, "optimizer", table, "clip_grad_norm"), 0
 
 
 def _spec(values: Mapping[str, Any]) -> _Broken:

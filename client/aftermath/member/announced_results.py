@@ -94,6 +94,7 @@ class Results:
         """Accept announcements of a round from now on. Forget rounds that no replica needs."""
         newest = plan.header.height
         self._plans[newest] = plan
+        self._state_chain.open(newest, plan.owing)
         for announcements in self._early.pop(newest, {}).values():
             for raw, commitment in announcements.items():
                 self.admit(commitment, raw)

@@ -2,12 +2,12 @@
 
 A commitment names the member's earlier commitment that its state continues from. If this member
 received that one, its root must match, and no other received result may lie between. A missing
-commitment is not a fault, because announcements get lost.
+commitment is not a fault, because announcements get lost, unless its member owed none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from aftermath.rules.announcements import Commitment
 
@@ -22,6 +22,9 @@ class StateChain:
 
     def __init__(self) -> None:
         self._roots: dict[bytes, dict[Place, set[bytes]]] = {}
+        self._owing: dict[int, int] = {}
+        """Bits of the seats that owe a result, by height in the current epoch."""
+        self._epoch = -1
         self._starts_empty = False
 
     def begin(self, epoch: int, *, starts_empty: bool = False) -> None:
@@ -29,6 +32,8 @@ class StateChain:
 
         If `starts_empty` (`Run.starts_empty`), keep none, and refuse states of other epochs.
         """
+        self._epoch = epoch
+        self._owing.clear()
         self._starts_empty = starts_empty
         if starts_empty:
             self._roots.clear()
@@ -42,6 +47,10 @@ class StateChain:
                 self._roots[signer] = recent
             else:
                 del self._roots[signer]
+
+    def open(self, height: int, owing: Collection[int]) -> None:
+        """Record which seats owe a result of a round of the current epoch."""
+        self._owing[height] = sum(1 << seat for seat in owing)
 
     def hear(self, commitment: Commitment) -> None:
         """Record a commitment's root. If a signer commits to two for one round, keep both."""
@@ -66,6 +75,10 @@ class StateChain:
         # A state of the last epoch may be invented.
         if self._starts_empty and since[0] != commitment.epoch:
             return "its optimizer state comes from another epoch"
+        # No training gave a state of a round without a share, so nothing bounds what it contains.
+        owing = self._owing.get(since[1]) if since[0] == self._epoch else None
+        if owing is not None and not owing >> commitment.seat & 1:
+            return "its optimizer state comes from a round in which it owed no result"
         if last is not None and since < last:
             return "its optimizer state does not continue from its last result"
         if since in roots and commitment.private.before not in roots[since]:

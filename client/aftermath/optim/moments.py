@@ -19,7 +19,7 @@ _ADAMW = {"step", "exp_avg", "exp_avg_sq"}
 _MATRIX = {"momentum"}
 _REST = {"count", "first", "second"}
 _COUNTS = {"step": torch.float32, "count": torch.int64}
-_SECONDS = {"exp_avg": "exp_avg_sq", "first": "second"}
+SECONDS = {"exp_avg": "exp_avg_sq", "first": "second"}
 """The second moment that belongs to each first moment."""
 _MOST_STEPS = 1 << 24  # a float32 count stops growing there
 _ROUNDING = 1.01
@@ -114,8 +114,8 @@ def check_moments(
         if _is_count(path):
             _check_count(path, tensor)
         key, _, name = path.partition("/")
-        if key in _SECONDS:
-            _check_pair(path, tensor, state[f"{_SECONDS[key]}/{name}"], largest)
+        if key in SECONDS:
+            _check_pair(path, tensor, state[f"{SECONDS[key]}/{name}"], largest)
 
 
 def _largest_square(betas: tuple[float, float]) -> float:

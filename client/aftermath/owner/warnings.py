@@ -21,6 +21,7 @@ WARNINGS = {
     "rate-schedule": "the learning rate does not fit the run's steps",
     "unlikely-rate": "the learning rate is unusually high",
     "short-rounds": "rounds are too short for their transactions",
+    "short-cooldown": "the cooldown may be too short to audit an epoch's last rounds",
     "data-here": "this machine cannot train on the data",
 }
 """Stable codes of the warnings, and what they mean."""
@@ -47,6 +48,7 @@ def warnings_by_code(
     sentences = {
         "unlikely-rate": warning_about_rate(schedule),
         "short-rounds": warning_about_rounds(rules),
+        "short-cooldown": warning_about_cooldown(rules),
         "rate-schedule": warning_about_schedule(schedule, rules.total_steps),
     }
     if shape is not None:
@@ -72,6 +74,17 @@ def warning_about_rounds(rules: Config) -> str:
     return (
         f"max_round_train_time = {rules.max_round_train_time}: a round's transactions alone take 1 to 2 seconds, so "
         f"most results come too late; allow {SHORT_ROUND} seconds or more"
+    )
+
+
+def warning_about_cooldown(rules: Config) -> str:
+    """Return a warning if the cooldown may be too short for audits, else ""."""
+    seconds = rules.cooldown_time
+    if not rules.verification_percent or seconds >= rules.max_round_train_time:
+        return ""
+    return (
+        f"cooldown_time = {seconds}: audits of an epoch's last rounds need about four times a share's time, so "
+        f"false results are missed if a share takes more than {seconds / 4:g} seconds; raise cooldown_time"
     )
 
 

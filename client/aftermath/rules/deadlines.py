@@ -97,9 +97,10 @@ def rounds_end(run: Run, now: int) -> int:
         end = max(end, now)
     if run.state is RunState.ROUND_WITNESS or round.attestations < round.elected:
         end = max(end + config.round_witness_time, now)
-    if run.draining > 1 or (round.attestations and not run.draining):  # another round begins
-        end += config.max_round_train_time + config.round_witness_time
-    return end
+    rounds_left = max(run.draining - 1, 0)
+    if round.attestations and not run.draining:
+        rounds_left = max(1, config.overlap + run.is_audited)  # the drain rounds, if it is the last
+    return end + rounds_left * (config.max_round_train_time + config.round_witness_time)
 
 
 def last_member(run: Run, members: Members, model: Model) -> int | None:

@@ -130,7 +130,10 @@ def full_holders(members: Members, tier: int) -> int:
 def makes_a_step(run: Run) -> bool:
     """Return whether the running round makes a step even if no other witness attests it."""
     round = run.current
-    return run.state.training and round.attestations >= committee.round_quorum(round, round.elected)
+    judged = run.round(round.height - run.config.overlap)
+    has_data = judged is not None and judged.batch > 0
+    has_quorum = round.attestations >= committee.round_quorum(round, round.elected)
+    return run.state.training and has_data and has_quorum
 
 
 def reached_steps(run: Run) -> int:
