@@ -128,11 +128,35 @@ def test_second_process_in_same_epoch_names_the_first(tmp_path: Path) -> None:
     play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 8, "total_steps": 60})
 
 
-def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path) -> None:
+def test_restart_with_other_speed_while_waiting_is_not_warned(tmp_path: Path) -> None:
+    """The seat still waits with the weight that the killed process declared."""
+
+    async def scenario(sim: SimulatedRun) -> None:
+        sim_member = sim.add(0)
+        await sim.until(lambda _: bool(sim_member.saw("joined")))
+        declared = sim.members.seats[0].declared
+        await sim.kill(sim_member)
+        sim_member.seconds *= 1.1
+        sim.start(sim_member)
+        sim.add(0)
+        await sim.until(lambda run: run.epoch == 0 and run.state.training)
+        assert sim.members.seats[0].declared == declared
+        await sim.until(lambda run: run.epoch == 1)
+        warnings = [event["message"] for event in sim_member.saw("warning")]
+        assert not any("another process" in text for text in warnings), warnings
+
+    play(tmp_path, scenario, **ALONE | {"init_min_clients": 2, "rounds_per_epoch": 8})
+
+
+@pytest.mark.parametrize("speed", [1.0, 1.1, 3.0])
+def test_member_alone_with_its_wallet_is_not_warned(tmp_path: Path, speed: float) -> None:
+    """The seat keeps the weight of the killed process until the epoch is over."""
+
     async def scenario(sim: SimulatedRun) -> None:
         sim_member = sim.add(0)
         await sim.until_round(2)
         await sim.kill(sim_member)
+        sim_member.seconds *= speed
         sim.start(sim_member)
         await sim.until(lambda run: run.epoch == 2)
         assert not [

@@ -46,6 +46,10 @@ class Joining:
         self.seat: int | None = None
         # An ejection before this process started does not end it: its user started it again.
         self._ejected_before = self._is_ejected()
+        members = ports.feed.members
+        seat = members.find(ports.coordinator.wallet)
+        if seat is not None:
+            requests.take_over(members.seats[seat].declared)
 
     def find_seat(self, members: Members) -> Seat | None:
         """Find this member's seat among `members`, and remember its number."""

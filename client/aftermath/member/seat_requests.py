@@ -36,7 +36,15 @@ class SeatRequests:
         self._last = self._warned_at = float("-inf")
         self._gave_up = False  # whether this member left since its last join
         self._declared = set[int]()  # the weights with which this process has joined
+        self._earlier: int | None = None  # an earlier process's weight, while the seat has it
         self._has_second_process = False  # whether one signed up in this epoch, or just before it
+
+    def take_over(self, weight: int) -> None:
+        """Accept the weight that an earlier process of this wallet declared.
+
+        The seat keeps it if it waits for the next epoch already, or is still in an epoch.
+        """
+        self._earlier = weight
 
     @property
     def has_sent_join(self) -> bool:
@@ -89,9 +97,8 @@ class SeatRequests:
 
         def signed_up_again(run: Run) -> bool:
             me = self._ports.feed.members.seats[seat]
-            joined_last = (
-                run.epoch == epoch and not me.pending and me.declared not in self._declared
-            )
+            is_own = me.declared in self._declared or me.declared == self._earlier
+            joined_last = run.epoch == epoch and not me.pending and not is_own
             return me.signer == self._ports.coordinator.wallet and (is_out() or joined_last)
 
         await self._ports.feed.until(signed_up_again)
@@ -168,6 +175,10 @@ class SeatRequests:
 
     async def _send(self, weight: int, stateless: bool) -> None:
         self._declared.add(weight)
+        members = self._ports.feed.members
+        seat = members.find(self._ports.coordinator.wallet)
+        if seat is None or members.seats[seat].state is MemberState.IDLE:
+            self._earlier = None
         self._sending = asyncio.ensure_future(
             self._ports.coordinator.join(
                 p2p=self._ports.transport.node_id,
