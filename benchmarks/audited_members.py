@@ -266,9 +266,9 @@ def change_moments(trained: TrainedShare) -> Claim:
 
 
 def change_small_moments(trained: TrainedShare, distance: float) -> Claim:
-    """Choose the signs of AdamW's next steps, in the weights with the smallest second moments.
+    """Choose the signs of AdamW's next steps for the weights with the smallest second moments.
 
-    `distance` limits how many, by the distance of the moments.
+    Change as many weights as the distance `distance` of the moments allows.
     """
     pairs = [
         (name, name.replace(first, second))

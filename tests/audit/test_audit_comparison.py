@@ -107,7 +107,7 @@ def test_attack_is_a_mismatch(case: str, attack: str) -> None:
 
 @pytest.mark.parametrize("case", ["adamw", "adamw-overlapped", "muon"])
 def test_false_moments_of_small_gradients_are_a_mismatch(case: str) -> None:
-    """They are a small part of all moments, but AdamW steps as far with them."""
+    """AdamW makes steps of the same size with these moments, although they are a small part."""
     trained = last_share(case)
     replay = members.replayed(trained.share)
     bounds = bounds_of(replay.passes, replay.share.schema)

@@ -94,7 +94,7 @@ def test_false_claim_is_convicted_after_moved_replay(case: str, sequences: int) 
 @pytest.mark.parametrize(("case", "rate"), [("adamw", 400), ("muon", 50), ("muon", 100)])
 @pytest.mark.parametrize("sequences", [1, members.PER_STEP])
 def test_share_that_rounding_decides_has_no_verdict(case: str, rate: float, sequences: int) -> None:
-    """At such a rate, an honest member with another kind of device has another result."""
+    """At such rates, honest results differ between kinds of device."""
     last = last_share(case)
     draws = torch.Generator().manual_seed(1)
     verdicts = []
@@ -115,7 +115,7 @@ def test_share_that_rounding_decides_has_no_verdict(case: str, rate: float, sequ
 
 
 def test_repeated_replay_in_bf16_is_not_moved() -> None:
-    """There, one rounding moves an honest share too far."""
+    """In bf16, one rounding moves an honest share too far."""
     trained = last_share("adamw")
     audit = audit_of(trained, members.skip_steps(trained, 4), products="bf16")
     first = attempt(audit)

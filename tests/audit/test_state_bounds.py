@@ -60,8 +60,8 @@ def test_residual_of_tall_matrices_in_muon_is_possible() -> None:
 
 
 @pytest.mark.parametrize(("total", "is_possible"), [(1.03, True), (1.2, False)])
-def test_norm_of_large_tensor_on_a_cpu_is_possible(total: float, is_possible: bool) -> None:
-    """A CPU takes the norm of 2^27 numbers for 1.4 % too small, so clipping leaves that much."""
+def test_norm_after_inexact_clipping_on_cpu_is_possible(total: float, is_possible: bool) -> None:
+    """On a CPU, the computed norm of 2^27 numbers is 1.4% too small. Clipping leaves that much."""
     share = last_share("adamw").share
     kind = "private.exp_avg_sq/"
     sums = (t.double().sum() for name, t in share.before.items() if name.startswith(kind))

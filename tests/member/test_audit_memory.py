@@ -171,9 +171,9 @@ def test_judge_holds_states_of_one_result_at_a_time(
 
 
 def serve_slowly(sim: SimulatedRun, sim_member: SimMember, seconds: float) -> None:
-    """Let a member take some time to serve any block that is not of a residual.
+    """Let a member take `seconds` to serve any block that is not of a residual.
 
-    Those are served at once, or else the member would be dropped.
+    It serves residual blocks at once, or it would be dropped.
     """
     assert sim_member.transport is not None
     serve = share_of(sim_member).answer

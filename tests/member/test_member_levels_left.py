@@ -105,7 +105,7 @@ def _messages(sim_member: SimMember) -> list[str]:
 
 
 def test_two_of_three_that_stop_at_once_report_loss(tmp_path: Path) -> None:
-    """Each still sees the other before it leaves, and the loss after both have left."""
+    """Each sees the other before it leaves, and sees the loss once both have left."""
 
     async def story(sim: SimulatedRun) -> None:
         members = await _three_train(sim)
@@ -123,7 +123,7 @@ def test_two_of_three_that_stop_at_once_report_loss(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("saves", [True, False])
 def test_first_of_three_that_stop_in_one_second_reports_loss(tmp_path: Path, saves: bool) -> None:
-    """It has left before the loss shows, and learns of it before its process ends."""
+    """It leaves before the loss shows, and learns of the loss before its process ends."""
 
     async def story(sim: SimulatedRun) -> None:
         sim.saves_checkpoints = saves

@@ -89,7 +89,7 @@ def test_state_chain_ignores_missing_commitment() -> None:
 
 
 def test_state_of_round_without_a_share_is_a_fault() -> None:
-    """The member could invent it after it knows its next share."""
+    """The member could invent such a state once it knows its next share."""
     lineage = StateChain()
     lineage.begin(2)
     for height, owing in enumerate(({0, 1}, {1}, {0, 1}, {0})):

@@ -105,8 +105,8 @@ def test_second_process_of_wallet_is_reported_once(tmp_path: Path) -> None:
     play(tmp_path, scenario, **ALONE | {"rounds_per_epoch": 20})
 
 
-def test_second_process_in_same_epoch_names_the_first(tmp_path: Path) -> None:
-    """Both have the wallet and the peer identity, and peers speak to only one of them."""
+def test_second_process_in_same_epoch_is_named(tmp_path: Path) -> None:
+    """Both have the same wallet and peer identity, and peers talk to only one of them."""
 
     async def scenario(sim: SimulatedRun) -> None:
         sim.add(0)

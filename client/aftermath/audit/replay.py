@@ -101,7 +101,7 @@ def replay(
 
     `arithmetic` must be the member's. Device and micro-batch size may differ unless
     `replay_devices.needs_same_passes`. `exact`: raise OutOfMemory if passes of that size do not
-    fit. `moved`: begin with weights that differ by as many roundings. Raises BadState if
+    fit. `moved`: first move all weights by this many roundings. Raises BadState if
     `share.before` does not fit, Cancelled, OutOfMemory, and SchemaError or SegmentError for tensors
     of another model.
     """
@@ -150,7 +150,7 @@ def replay(
 
 @torch.no_grad()
 def _move(params: Iterable[Tensor], part: float) -> None:
-    """Increase and decrease weights by this part of themselves, in turns, in place."""
+    """Multiply weights in place by 1 + part and 1 - part, alternately."""
     for tensor in params:
         numbers = tensor.view(-1)
         numbers[::2] *= 1 + part

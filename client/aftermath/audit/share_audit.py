@@ -23,12 +23,15 @@ from aftermath.rules.announcements import PassSettings
 AGREEMENT = 0.25
 """Part of the bounds within which two replays on one machine must agree."""
 _MOVED = 4
-"""Roundings by which a repeated replay moves all weights, to show if rounding decides a share."""
+"""Roundings by which a repeated replay in fp32 moves all weights.
+
+It shows whether rounding decides the verdict.
+"""
 _MOVED_IN_SAME_PASSES = 1
 """_MOVED for Muon, whose judges repeat the member's passes."""
-# Smaller passes would equal the first ones if a step has one sequence. With Muon (30 steps, 36
-# shares), smaller passes differed by up to 0.17 of what AGREEMENT allows, one rounding by 0.15, and
-# four by 0.5. AdamW stays below 0.02.
+# Smaller passes would not show it: they equal the first ones if a step has one sequence. With Muon
+# (30 steps, 36 shares), smaller passes differed by up to 0.17 of what AGREEMENT allows, one
+# rounding by 0.15, and four by 0.5. With AdamW they stay below 0.02.
 _COPIES = 2  # copies of weights and optimizer state whose memory a replay and comparison need
 _NO_MEMORY = "this machine has too little memory for the replay"
 
@@ -85,7 +88,7 @@ class ShareAudit:
     ) -> Attempt | Judgement:
         """Replay the share and compare it, or return an abstention.
 
-        A repeated replay in fp32 begins with weights that differ by `_MOVED` roundings. Raises
+        A repeated replay in fp32 begins with weights that are moved by `_MOVED` roundings. Raises
         Cancelled.
         """
         if fault := impossible_state(self.share):

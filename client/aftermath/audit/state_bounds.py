@@ -20,11 +20,11 @@ from aftermath.rules.optimizer import InnerOptimizerName, Optimizer
 from aftermath.rules.sparseloco import SparseLoCo
 
 _ROUNDING = 1.1
-"""Part by which moments may exceed what gradients of the clipped norm give."""
-# A CPU finds too small a norm of a large fp32 tensor, so clipping leaves a larger one. Measured
-# squares of the norm after clipping to 1: 1.010 (2^26 numbers), 1.029 (2^27), 1.08 (2^28).
+"""Factor by which moments may exceed what gradients of the clipped norm give."""
+# The norm that a CPU computes for a large fp32 tensor is too small, so clipping leaves more than
+# its limit. Squares of norms clipped to 1 were 1.010 (2^26 numbers), 1.029 (2^27), 1.08 (2^28).
 _LARGEST_STEP: dict[InnerOptimizerName, float] = {"adamw": 2.0, "muon": 1.0}
-"""How far an inner step moves a weight at most, in learning rates (Muon: of a square matrix)."""
+"""Largest change of a weight by an inner step, in learning rates (Muon: in a square matrix)."""
 _MARGIN = 4.0  # honest residuals reached 0.7 of the bound without it (Muon, decay 0)
 _FIRST = ("exp_avg", "first", "momentum")
 _SECOND = ("exp_avg_sq", "second")
@@ -63,7 +63,7 @@ def largest_residual(
 
 
 def _largest_scale(shapes: Mapping[str, Sequence[int]]) -> float:
-    """Return the largest factor of Muon's steps, that of the tallest hidden matrix."""
+    """Return the largest factor by which Muon scales a step: that of the tallest hidden matrix."""
     hidden = (shape for name, shape in shapes.items() if is_hidden_matrix(name, shape))
     return math.sqrt(max((1.0, *(shape[-2] / shape[-1] for shape in hidden))))
 

@@ -162,7 +162,7 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
     for step, _ in marks:
         axes.axvline(step, color="grey", linestyle=":", linewidth=1)
     first, last = axes.get_xlim()
-    taken = {"top": -math.inf, "bottom": -math.inf}  # up to where each end has labels
+    taken = {"top": -math.inf, "bottom": -math.inf}  # right edge of the labels at each end
     # The same text twice at a step, as of a member that restarts, would only cover itself.
     times_marked = Counter(labelled)
     for step, text in sorted(times_marked, key=lambda mark: (mark[0], not _LOSS.search(mark[1]))):
@@ -192,9 +192,9 @@ def _mark(axes: Any, marks: Sequence[tuple[int, str]]) -> None:
 def _free_places(
     position: float, taken: Mapping[str, float], *, is_long: bool
 ) -> list[tuple[str, tuple[str, ...]]]:
-    """Return the sides of a line and the ends of the panel where a label covers no other one.
+    """Return the sides of a line, and ends of the panel, where a label would cover no other one.
 
-    `position` and `taken`: shares of the panel's width. A long label needs both ends.
+    `position` and `taken` are fractions of the panel's width. A long label needs both ends.
     """
     ends: list[tuple[str, ...]] = [("top", "bottom")] if is_long else [("top",), ("bottom",)]
     starts = {"right": position - _LABEL_WIDTH, "left": position}

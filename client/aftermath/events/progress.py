@@ -150,7 +150,7 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
             "a member that finished the last epoch, because no recorded checkpoint has its steps"
         )
     elif waits_a_day(run, members, model):
-        # Then nobody has more than the checkpoint. The program waits for that member anyway.
+        # If so, nobody has newer steps. The program waits for that member anyway.
         from_checkpoint = saved or run.model_source is ModelSource.CHECKPOINT
         known = "trained before" if from_checkpoint else "has the model"
         holder = f"an absent member that {known} (after 24 hours, any member)"

@@ -1,7 +1,7 @@
-"""Judge what a run loses after this member has left it, and save a copy if that is needed.
+"""Find out what a run loses after this member has left it, and save a copy if one is needed.
 
 Members that stop in the same second leave one after another, so the first ones still see the others
-in the epoch. Each of them therefore reads the run again until its time for leaving is over.
+in the epoch. So each member reads the run again until its time for leaving is over.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from aftermath.rules.state import RunState
 
 _READ_SECONDS = 3.0
 _PAUSE = 0.2  # seconds between two reads of the run
-_SAFE_HOLDERS = 2  # the one other holder may have been killed without the chain's notice
+_SAFE_HOLDERS = 2  # one other holder may have been killed, which the chain notices later
 
 
 @dataclass(frozen=True)
 class Departed:
-    """A member that has left: its replica and what it knows when it leaves."""
+    """A member that has left: its replica and what it knew when it left."""
 
     replica: Replica
     rounds: Rounds | None
@@ -62,13 +62,13 @@ class AfterLeaving:
         self._unsaved = unsaved
         self._has_attested = has_attested
         self._copy: SavedCopy | None = None
-        self._has_tried = False  # to save a copy
+        self._has_tried = False  # whether it tried to save a copy
 
     async def loss(self, departed: Departed, *, seconds: float) -> Stake | None:
-        """Return what the run loses, as far as it shows within `seconds`.
+        """Return what the run loses, as far as this shows within `seconds`.
 
-        Read the run at least once, and once more after a copy was saved. Save a copy if the run
-        loses levels of this member, or if at most one member stays that has them all.
+        Read the run at least once, and again after a copy was saved. Save a copy if the run loses
+        levels of this member, or if at most one member stays that has them all.
         """
         clock = self._ports.clock
         end = clock.monotonic() + seconds
@@ -79,7 +79,7 @@ class AfterLeaving:
             had_tried = self._has_tried
             lost = await self._judge(view, departed, lost)
             remaining = end - clock.monotonic()
-            has_just_saved = self._has_tried and not had_tried  # which may have taken long
+            has_just_saved = self._has_tried and not had_tried  # the save may have taken long
             if _nothing_left_to_lose(view, lost) or (remaining <= 0 and not has_just_saved):
                 break
             await clock.sleep(min(_PAUSE, max(0.0, remaining)))
@@ -101,12 +101,12 @@ class AfterLeaving:
             return None
         seat = view.members.find(self._ports.coordinator.wallet)
         if seat is not None and bitmap.contains(view.members.healthy, seat):
-            # This member could not tell that it leaves. The others will drop it.
+            # Its `leave_run` did not arrive. The others will drop it.
             return replace(view, members=departures.left(run, view.members, 1 << seat))
         return view
 
     async def _judge(self, view: View, departed: Departed, lost: Stake | None) -> Stake | None:
-        """Return what this view shows to be lost. Save a copy if that is needed."""
+        """Return what is lost according to this view. Save a copy if one is needed."""
         run = view.run
         members = view.members
         step = departed.step
@@ -164,5 +164,5 @@ class AfterLeaving:
 
 
 def _nothing_left_to_lose(view: View, lost: Stake | None) -> bool:
-    """Return whether later leaves cannot make the loss larger."""
+    """Return whether further departures cannot add to the loss."""
     return not view.members.healthy or (lost is not None and len(lost.levels) == view.run.levels)

@@ -35,14 +35,14 @@ class SeatRequests:
         self._pause = 0.0
         self._last = self._warned_at = float("-inf")
         self._gave_up = False  # whether this member left since its last join
-        self._declared = set[int]()  # the weights with which this process has joined
+        self._declared = set[int]()  # weights with which this process joined
         self._earlier: int | None = None  # an earlier process's weight, while the seat has it
-        self._has_second_process = False  # whether one signed up in this epoch, or just before it
+        self._has_second_process = False  # whether it signed up in this epoch or just before
 
     def take_over(self, weight: int) -> None:
         """Accept the weight that an earlier process of this wallet declared.
 
-        The seat keeps it if it waits for the next epoch already, or is still in an epoch.
+        The seat keeps that weight if it already waits for the next epoch or is still in an epoch.
         """
         self._earlier = weight
 
@@ -85,8 +85,8 @@ class SeatRequests:
         """Warn once another process signs up with this wallet while this member is in an epoch.
 
         A process that starts declares that it has no model, which takes the seat out of the epoch.
-        If both joined this epoch, the seat has the weight of the one that joined last. Peers speak
-        to only one of them, so the other one falls out.
+        If both joined this epoch, the seat has the weight of the one that joined last. Peers talk
+        to only one of them, so the other falls out.
         """
         epoch = self._ports.feed.run.epoch
         self._has_second_process = False
@@ -114,8 +114,8 @@ class SeatRequests:
     def second_process(self, seat: int | None, step: int | None) -> str:
         """Return a clause if another process uses this wallet in the epoch, else an empty string.
 
-        Such a process has signed up, or the seat has attested a round that this process, which
-        applied `step` steps, has not reached.
+        Either that process has signed up, or the seat has attested a round that this process cannot
+        have reached after `step` steps.
         """
         run = self._ports.feed.run
         rounds = [run.round(height) for height in range(run.current.height + 1)]

@@ -55,10 +55,10 @@ class UnsavedSteps:
             self._gone_back = model.checkpoint_step, unsaved_steps(run, model)
 
     def count(self, run: Run, model: Model, *, step: int | None = None) -> int:
-        """Return the number of these steps. `step`: trained steps, if not those that the run
-        reaches with its running round.
+        """Return the number of these steps. `step`: trained steps. None: those that the run reaches
+        with its running round.
 
-        0 between epochs if the next one begins from the checkpoint, because they are lost already.
+        0 between epochs if the next one begins from the checkpoint: then they are lost already.
         """
         if is_undone(run):
             return 0
@@ -108,7 +108,7 @@ class Stake:
     is_pausing: bool = False
     """Whether the owner's pause begins at the end of this epoch."""
     has_full_peer: bool = False
-    """Whether another member that holds the whole model took part (`has_full_peer`)."""
+    """Whether another member with the whole model took part (see `has_full_peer`)."""
 
     @property
     def costs_others(self) -> bool:
@@ -182,7 +182,7 @@ class Stake:
         return stay if self.reason else _STOP_LAST
 
     def _continues_with(self) -> str:
-        """Return a clause: what the run continues with."""
+        """Return a clause that says with which model the run continues."""
         if self.others_continue:
             return self._going_back()
         verb = "ends with" if self.is_finished else "goes back to"
@@ -193,9 +193,9 @@ class Stake:
 
 
 def has_full_peer(view: View, wallet: bytes) -> bool:
-    """Return whether another member that holds the whole model took part in the run's epoch.
+    """Return whether another member with the whole model took part in the running epoch.
 
-    Between epochs, in the last one.
+    Between epochs, the last one counts.
     """
     run = view.run
     me = view.members.find(wallet)

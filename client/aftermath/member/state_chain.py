@@ -1,8 +1,8 @@
 """The chain of private optimizer states: each result's state continues from the last one's.
 
 A commitment names the member's earlier commitment that its state continues from. If this member
-received that one, its root must match, and no other received result may lie between. A missing
-commitment is not a fault, because announcements get lost, unless its member owed none.
+received that one, its root must match, and no other received result may lie between. Announcements
+get lost, so a missing commitment is a fault only if the member owed no result in that round.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class StateChain:
                 del self._roots[signer]
 
     def open(self, height: int, owing: Collection[int]) -> None:
-        """Record which seats owe a result of a round of the current epoch."""
+        """Record which seats owe a result in a round of the current epoch."""
         self._owing[height] = sum(1 << seat for seat in owing)
 
     def hear(self, commitment: Commitment) -> None:
@@ -75,7 +75,7 @@ class StateChain:
         # A state of the last epoch may be invented.
         if self._starts_empty and since[0] != commitment.epoch:
             return "its optimizer state comes from another epoch"
-        # No training gave a state of a round without a share, so nothing bounds what it contains.
+        # Such a round trains no state, so nothing would limit what the member invents.
         owing = self._owing.get(since[1]) if since[0] == self._epoch else None
         if owing is not None and not owing >> commitment.seat & 1:
             return "its optimizer state comes from a round in which it owed no result"

@@ -42,18 +42,19 @@ class FalseBlock(AftermathError):
 
 
 class StoredBlocks(MutableMapping[int, StateBlock]):
-    """Proven blocks of another member's state, in a file without a name, so that a large state
-    takes no memory.
+    """Proven blocks of another member's state, in an unnamed file.
+
+    A large state then takes no memory.
     """
 
     def __init__(self, directory: Path | None) -> None:
         """Create the file in `directory`, or in the system's directory for temporary files.
 
-        Raises OSError, as does writing and reading a block.
+        Raises OSError. So do writes and reads of blocks.
         """
         if directory is not None:
             directory.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The system frees its space when it is closed, also if the process is killed.
+        # The system frees its space when the file is closed, even if the process is killed.
         self._file = tempfile.TemporaryFile(dir=directory, buffering=0)  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self._lock = threading.Lock()

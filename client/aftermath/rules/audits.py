@@ -169,7 +169,7 @@ def drawn_results(run: Run, members: Members, height: int) -> dict[int, int]:
 
 
 def _auditor(present: int, number: int) -> int | None:
-    """Return the juror of the round that the low half of a result's hash names, or None."""
+    """Return the juror that the low half of a result's hash selects, or None if none is present."""
     seats = tuple(bitmap.seats(present))
     return seats[(number & 0xFFFFFFFF) * len(seats) >> 32] if seats else None
 

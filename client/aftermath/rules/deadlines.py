@@ -38,9 +38,8 @@ def next_deadline(
     """Return the chain time (unix seconds) from which a tick may change the run, or None.
 
     While the run waits for members, the clock starts once enough of them are pending, and some
-    waits are longer. A cooldown with nothing left to do ends at once, unless the epoch
-    is audited. Both
-    need `members` and `model`.
+    waits are longer. A cooldown with nothing left to do ends at once, unless the epoch is audited.
+    Both need `members` and `model`.
     """
     config = run.config
     satisfied = run.state is RunState.ROUND_TRAIN and _has_quorum(run.current)
@@ -99,7 +98,7 @@ def rounds_end(run: Run, now: int) -> int:
         end = max(end + config.round_witness_time, now)
     rounds_left = max(run.draining - 1, 0)
     if round.attestations and not run.draining:
-        rounds_left = max(1, config.overlap + run.is_audited)  # the drain rounds, if it is the last
+        rounds_left = max(1, config.overlap + run.is_audited)  # drain rounds, if it is the last one
     return end + rounds_left * (config.max_round_train_time + config.round_witness_time)
 
 

@@ -151,7 +151,7 @@ def lost_steps(run: Run, members: Members, model: Model) -> int:
     """Return how many trained steps are lost, because the next epoch begins from the checkpoint.
 
     0 while members of the epoch may still attest a level that it trains. Such an epoch may lose
-    others (`levels_going_back`).
+    other levels (`levels_going_back`).
     """
     saved = steps_before(model.checkpoint_step)
     if _has_rounds(run):

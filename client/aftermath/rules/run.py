@@ -200,8 +200,8 @@ class Run:
     def starts_empty(self) -> bool:
         """Return whether members begin the running epoch with empty private states.
 
-        In runs with audits they do: a state from a round that was not drawn would decide later
-        results.
+        In runs with audits they do, so that a state invented in a round that was not drawn
+        affects no later epoch.
         """
         return self.cold_start or bool(self.config.verification_percent)
 

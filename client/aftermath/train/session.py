@@ -312,7 +312,7 @@ async def _life(
 async def _leave_and_watch(
     member: Member, events: Events, interrupts: Interrupts, departure: Departure
 ) -> None:
-    """Leave the run, and note in `departure` what the run loses with the members that leave."""
+    """Leave the run, and record in `departure` what it loses with the members that leave."""
     time = asyncio.get_running_loop().time
     end = time() + interrupts.leaving()
     await _leave(member, events, end - time())

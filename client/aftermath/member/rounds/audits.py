@@ -214,7 +214,7 @@ class Audits:
             await self._verify(result, may_open, is_vote=False, mismatch=True)
 
     def _lend(self, result: AuditedResult, judgement: Judgement) -> None:
-        """Lend both states' fetched blocks to the jury, in case the member does not serve them."""
+        """Lend the fetched blocks of both states to the jury, as the member may not serve them."""
         private = result.commitment.private
         evidence = judgement.evidence
         if evidence is not None:

@@ -153,7 +153,7 @@ class Epoch:
     # --- audits -----------------------------------------------------------------------------------
 
     def can_be_audited(self) -> bool:
-        """Return whether this member's result of a round may be drawn and judged."""
+        """Return whether this member's results in this epoch may be drawn and judged."""
         run = self._feed.run
         return self.start.replica.can_be_judged and can_be_drawn(run, self.members, self.start.seat)
 

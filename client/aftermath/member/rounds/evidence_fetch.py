@@ -40,7 +40,7 @@ _LENDER_PAUSE = 3.0  # seconds before a juror asks the auditor, so that the memb
 
 
 class WantedBlock(NamedTuple):
-    """A block of the private state with that root, by its index, and where to store it."""
+    """Root of a private state, index of a block in it, and where to store the block."""
 
     root: bytes
     number: int
@@ -84,8 +84,8 @@ class EvidenceFetch:
         """Fetch the blocks for a replay and its comparison. Retry until cancelled.
 
         `lender` is the p2p key of the auditor, which lends the blocks to the jury. Raises OSError
-        if the blocks cannot be stored, or if the disk would be so full that this member could not
-        store a state of its own.
+        if the blocks cannot be stored, or would leave too little disk space for a state of this
+        member's own.
         """
         state_outline = await self._outline(commitment)
         sample = drawn_residual_blocks(state_outline, _sample_seed(commitment, seed))
@@ -100,8 +100,8 @@ class EvidenceFetch:
         wanted += [WantedBlock(private.after, index, after) for index in indices]
 
         async def from_lender(peer: bytes) -> None:
-            # Blocks have proofs, so an auditor cannot forge them. Fetch in the reverse order, so
-            # that member and auditor each send about half.
+            # Blocks have proofs, so an auditor cannot forge them. In reverse order, the member and
+            # the auditor each send about half.
             await self._ports.clock.sleep(_LENDER_PAUSE)
             await self._fetch(commitment, peer, state_outline, wanted[::-1])
 
@@ -114,7 +114,7 @@ class EvidenceFetch:
 
     @contextmanager
     def _disk_space(self, size: int) -> Iterator[None]:
-        """Count the bytes of a fetch. Raise OSError if they and as many more would not fit."""
+        """Reserve the bytes of a fetch. Raise OSError if they and as many more would not fit."""
         directory = self._directory or tempfile.gettempdir()
         if shutil.disk_usage(directory).free < self._fetching + 2 * size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))

@@ -150,7 +150,7 @@ class Judge:
     ) -> Judgement:
         """Return this member's verdict. Slow: it fetches the private state until cancelled.
 
-        All results are fetched at once, into files, so a slow member delays no other judgement.
+        Results are fetched concurrently, into files, so a slow member delays no other judgement.
         Only one result at a time is judged, because its two states may need much memory.
 
         `seed` is that of the draw among the round's results. `lender` is the p2p key of the
