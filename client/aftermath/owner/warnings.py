@@ -80,6 +80,7 @@ def warning_about_rounds(rules: Config) -> str:
 def warning_about_cooldown(rules: Config) -> str:
     """Return a warning if the cooldown may be too short for audits, else ""."""
     seconds = rules.cooldown_time
+    # Only members know a share's time. An owner that allows a long cooldown probably thought of it.
     if not rules.verification_percent or seconds >= rules.max_round_train_time:
         return ""
     return (
