@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from aftermath.events.status import checkpoint_of, facts_of
+from aftermath.events.status import RunStatus, checkpoint_of, facts_of
 from aftermath.rules.model import Checkpoint
 from aftermath.rules.state import CheckpointKind, ExitReason, MemberState, ModelSource, RunState
 from events.test_status import at
@@ -86,3 +87,41 @@ def test_status_of_epoch_that_all_left_names_loss() -> None:
     seats = {seat: builders.seat(seat, state=MemberState.WITHDRAWN) for seat in range(3)}
     left = at(RunState.ROUND_TRAIN, members_=builders.members(seats), began=0b111, step=10)
     assert "9 later steps are lost" in checkpoint_of(left)
+
+
+def _ended(state: RunState, *, waits: bool, finishers: int = 0b1) -> RunStatus:
+    """Return the status after an epoch whose newest levels are in no checkpoint."""
+    holder = builders.seat(0, state=MemberState.IDLE, pending=waits)
+    newcomer = builders.seat(1, state=MemberState.IDLE, pending=state is not RunState.PAUSED)
+    model = builders.model(checkpoint_step=7, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/c", ""))
+    facts: dict[str, Any] = {
+        "model_source": ModelSource.PEERS,
+        "finishers": finishers,
+        "levels_attested": 0b111,
+        "level_hashes": (bytes([1]) * 32,) * 3,
+        "exit_reason": ExitReason.ROUNDS_PER_EPOCH,
+    }
+    seats = builders.members({0: holder, 1: newcomer})
+    return at(state, step=10, members_=seats, model=model, **facts)
+
+
+def test_steps_are_lost_unless_absent_holder_still_runs() -> None:
+    waiting = _ended(RunState.WAITING_FOR_MEMBERS, waits=False)
+    assert checkpoint_of(waiting) == (
+        "step 6 at /c, on the machine that saved it; 3 later steps are lost unless an absent member "
+        "that has them is still running; a member's --checkpoint-dir may have a copy"
+    )
+    assert "if it was stopped, its model is lost, and the wait ends when" in waiting.waits[1]
+    paused = _ended(RunState.PAUSED, waits=False)
+    assert "is still running (a pause hides whether one is)" in checkpoint_of(paused)
+    present = _ended(RunState.WAITING_FOR_MEMBERS, waits=True)
+    assert "3 later steps are in no recorded checkpoint" in checkpoint_of(present)
+    assert len(present.waits) == 1
+
+
+@pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.PAUSED])
+def test_steps_are_lost_if_all_holders_came_back_without(state: RunState) -> None:
+    """A member that joins without a replica is no finisher any more."""
+    status = _ended(state, waits=False, finishers=0)
+    assert "; 3 later steps are lost, and the next epoch begins without" in checkpoint_of(status)
+    assert len(status.waits) == 1
