@@ -58,6 +58,7 @@ def test_status_counts_holders_that_are_left() -> None:
         "only 1 of 3 holders are left. Up to 9 steps are lost"
     )
     assert "; 9 later steps are lost, and" in checkpoint_of(found), "one member cannot attest them"
+    assert "the run continues at step" not in checkpoint_of(found), "its epoch may be undone"
 
 
 def test_status_of_complete_epoch_says_if_its_steps_are_lost() -> None:
@@ -73,10 +74,13 @@ def test_status_keeps_loss_until_next_epoch(state: RunState) -> None:
     facts = facts_of(at(state, step=10))
     assert facts["checkpoint"] == (
         "the initial model, of step 0; 9 later steps are lost, and the next epoch begins without "
-        "them (a member's --checkpoint-dir may have a copy)"
+        "them (a member's --checkpoint-dir may have a copy); the run continues at step 9 with the "
+        "initial model; rewind --to-step 0 trains the lost steps again"
     )
     model = builders.model(checkpoint_step=7, checkpoint=Checkpoint(CheckpointKind.LOCAL, "/c", ""))
-    assert "; 3 later steps are lost, and" in checkpoint_of(at(state, step=10, model=model))
+    back = checkpoint_of(at(state, step=10, model=model, has_tick=False))
+    assert "; 3 later steps are lost, and" in back
+    assert back.endswith("; the run continues at step 9 with the model of step 6")
     kept = at(state, step=10, model=model, model_source=ModelSource.PEERS)
     assert "3 later steps are in no recorded checkpoint" in checkpoint_of(kept)
     begun = at(RunState.WARMUP, step=10, start_step=10, model=model)

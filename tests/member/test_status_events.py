@@ -118,6 +118,8 @@ def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
         "4 steps of training are lost: no member has the model, and the only "
     )
     assert "was saved" not in warning
+    assert "the run continues at step 4 with the initial model" in warning
+    assert ("; rewind --to-step 0 trains the lost steps again" in warning) is has_commands
     assert (
         f"{tmp_path / f'test-step{named_step}'} is a copy of step {named_step}" in warning
     ) is bool(named_step)

@@ -283,6 +283,16 @@ def ended_epoch(run: Run, members: Members, model: Model) -> str | None:
     return f"{ending}, but its steps are lost" if steps_lost(run, members, model) else ending
 
 
+def continues_at(step: int, checkpoint_step: int, *, has_commands: bool) -> str:
+    """Return a clause: the step counter stays although the model is an older one.
+
+    `has_commands`: whether the owner can rewind the run.
+    """
+    model = f"the model of step {checkpoint_step}" if checkpoint_step else "the initial model"
+    again = f"; rewind --to-step {checkpoint_step} trains the lost steps again"
+    return f"the run continues at step {step} with {model}{again * has_commands}"
+
+
 def lost_unless_running(steps: int, state: RunState) -> str:
     """Return that steps are lost unless an absent member that has them is still running."""
     are = counted(steps, "later step is", "later steps are")
@@ -294,11 +304,16 @@ def lost_unless_running(steps: int, state: RunState) -> str:
     )
 
 
-def lost_steps_named(lost: int, state: RunState) -> str:
-    """Return how many steps are lost, where the next epoch begins, and where copies may be."""
+def lost_steps_named(lost: int, state: RunState, older: str) -> str:
+    """Return how many steps are lost, where the next epoch begins, and where copies may be.
+
+    `older`: `continues_at`. Used between epochs only: a running epoch may be undone with its steps.
+    """
     steps = counted(lost, "later step is", "later steps are")
     begins = "" if state is RunState.FINISHED else ", and the next epoch begins without them"
-    return f"{steps} lost{begins} (a member's --checkpoint-dir may have a copy)"
+    text = f"{steps} lost{begins} (a member's --checkpoint-dir may have a copy)"
+    between = state in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED)
+    return f"{text}; {older}" if between else text
 
 
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:

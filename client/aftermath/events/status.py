@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
 from aftermath.events.progress import (
+    continues_at,
     ended_epoch,
     going_back,
     holder_wait,
@@ -135,6 +136,7 @@ class RunStatus:
     """Trained steps that are lost with all levels, because the run goes back to the checkpoint."""
     newest_are_away: bool = False
     """Whether no waiting member has the steps that no checkpoint has."""
+    has_tick: bool = True  # see `status_of`
 
     @property
     def is_stalled(self) -> bool:
@@ -195,6 +197,7 @@ def status_of(
         going_back=going_back(run, members, model) or "",
         lost=steps_lost(run, members, model),
         newest_are_away=newest_are_away(run, members, model),
+        has_tick=has_tick,
     )
 
 
@@ -433,7 +436,8 @@ def checkpoint_of(status: RunStatus) -> str:
         machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
         text = f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
     if status.lost:
-        return f"{text}; {lost_steps_named(status.lost, status.state)}"
+        older = continues_at(status.step, status.checkpoint_step, has_commands=status.has_tick)
+        return f"{text}; {lost_steps_named(status.lost, status.state, older)}"
     if status.newest_are_away and status.unsaved:
         return f"{text}; {lost_unless_running(status.unsaved, status.state)}"
     if not status.checkpoint_step:

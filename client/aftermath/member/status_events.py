@@ -11,6 +11,7 @@ from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.progress import (
+    continues_at,
     going_back,
     holder_wait,
     last_member_wait,
@@ -138,11 +139,12 @@ class StatusEvents:
                 if checkpoint_step
                 else "the only checkpoint is the initial model, of step 0"
             )
+            older = continues_at(reached, checkpoint_step, has_commands=has_commands)
             # A copy of fewer steps is from a branch that the run left before these were trained.
             copy = _newest_copy(directory, run, reached - steps, has_commands=has_commands)
             self._events.emit(
                 event_types.Warning(
-                    message=f"{lost} lost: {why}, and {newest}{copy}",
+                    message=f"{lost} lost: {why}, and {newest}; {older}{copy}",
                 )
             )
             return  # all levels are older, and that was reported
