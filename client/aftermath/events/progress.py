@@ -206,6 +206,10 @@ def _more_members(run: Run, members: Members) -> str:
     return f"; after that the run needs {counted(missing, 'more member')}"
 
 
+TOO_FEW_ATTESTED = "too few of the holders are left, or attested the newest steps"
+"""Why a level went back, after its epoch. The chain does not tell which of the two it was."""
+
+
 def going_back(run: Run, members: Members, model: Model) -> str | None:
     """Return which levels go back to the checkpoint and why, or None."""
     lost = levels_going_back(run, members, model)
@@ -217,7 +221,8 @@ def going_back(run: Run, members: Members, model: Model) -> str | None:
     # Holders of these levels may have left before the newest step.
     most = counted(risked if in_epoch else unsaved_steps(run, model), "step is", "steps are")
     back = levels_go_back(levels, steps_before(model.checkpoint_step))
-    return f"{back}: {too_few(lost)}. Up to {most} lost"
+    why = too_few(lost) if in_epoch else TOO_FEW_ATTESTED
+    return f"{back}: {why}. Up to {most} lost"
 
 
 def levels_go_back(levels: Sequence[int], checkpoint_step: int) -> str:

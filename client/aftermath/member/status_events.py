@@ -11,6 +11,7 @@ from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.progress import (
+    TOO_FEW_ATTESTED,
     continues_at,
     going_back,
     holder_wait,
@@ -154,7 +155,7 @@ class StatusEvents:
             self._events.emit(
                 event_types.Warning(
                     message=f"level {level} of the model goes back to {checkpoint}: "
-                    "too few members that hold it are left",
+                    f"{TOO_FEW_ATTESTED}",
                 )
             )
         for level in contents.unattested(run):
@@ -248,7 +249,7 @@ class StatusEvents:
         if why is not None and lost != self._going_back:
             self._going_back = lost
             how = _going_back_advice(view, saves=saves)
-            self._events.emit(event_types.Warning(message=f"{why}\n{how}"))
+            self._events.emit(event_types.Warning(message="\n".join(filter(None, [why, how]))))
 
     def halt(self, run: Run) -> None:
         """Report once that the run waits for its owner."""
@@ -269,15 +270,17 @@ class StatusEvents:
 
 
 def _going_back_advice(view: View, *, saves: bool) -> str:
-    """Return what a member that stays can do about levels that nobody can attest."""
+    """Return what a member that stays can do about levels that nobody can attest.
+
+    Empty if this member saves later steps, and no earlier ones can be saved.
+    """
     holds_all = (
         view.members.healthy
         and min(view.members.seats[seat].tier for seat in bitmap.seats(view.members.healthy)) == 0
     )
     if not view.run.state.training or not holds_all:
-        return (
-            "Start a member that trains all levels: train --matformer-tier 0 --checkpoint-dir DIR"
-        )
+        start = "start a tier-0 member: train --matformer-tier 0 --checkpoint-dir DIR"
+        return "" if saves else f"To keep later steps, {start}"
     how = "Later steps of this epoch are lost too. The owner can end it by pausing the run"
     if saves:
         how += ". This member saves a copy of its model when it is stopped or the epoch ends"
