@@ -61,6 +61,31 @@ def test_status_counts_holders_that_are_left() -> None:
     assert "the run continues at step" not in checkpoint_of(found), "its epoch may be undone"
 
 
+@pytest.mark.parametrize(
+    ("left_in_rounds", "left_in_cooldown", "why"),
+    [
+        (0, 5, "the members with the newest steps have left"),
+        (3, 1, "only 1 of 5 holders are left"),
+    ],
+)
+def test_status_counts_no_holder_that_left_in_cooldown(
+    left_in_rounds: int, left_in_cooldown: int, why: str
+) -> None:
+    """Members that left in the cooldown may have attested before."""
+    seats = {seat: builders.seat(seat) for seat in range(5)}
+    for seat in range(left_in_rounds + left_in_cooldown):
+        exited = 0 if seat < left_in_rounds else 1
+        seats[seat] = replace(seats[seat], state=MemberState.WITHDRAWN, exited_height=exited)
+    cooling = at(
+        RunState.COOLDOWN,
+        members_=builders.members(seats),
+        round_={"began": 0b11111},
+        began=0b11111,
+        step=10,
+    )
+    assert f": {why}. Up to 9 steps are lost" in facts_of(cooling)["levels"]
+
+
 def test_status_of_complete_epoch_says_if_its_steps_are_lost() -> None:
     complete = {"step": 10, "exit_reason": ExitReason.ROUNDS_PER_EPOCH}
     lost = at(RunState.WAITING_FOR_MEMBERS, **complete)

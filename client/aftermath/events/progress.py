@@ -16,6 +16,7 @@ import msgspec
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
+from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import steps_at_risk, unsaved_steps
 from aftermath.rules.deadlines import (
     last_member,
@@ -212,7 +213,9 @@ TOO_FEW_ATTESTED = "too few of the holders are left, or attested the newest step
 
 def going_back(run: Run, members: Members, model: Model) -> str | None:
     """Return which levels go back to the checkpoint and why, or None."""
-    lost = levels_going_back(run, members, model)
+    lost = [
+        _without_late_leavers(run, members, one) for one in levels_going_back(run, members, model)
+    ]
     if not lost:
         return None
     levels = [one.level for one in lost]
@@ -223,6 +226,17 @@ def going_back(run: Run, members: Members, model: Model) -> str | None:
     back = levels_go_back(levels, steps_before(model.checkpoint_step))
     why = too_few(lost) if in_epoch else TOO_FEW_ATTESTED
     return f"{back}: {why}. Up to {most} lost"
+
+
+def _without_late_leavers(run: Run, members: Members, lost: LostLevel) -> LostLevel:
+    """Return a lost level without the members that left in the cooldown.
+
+    They may have attested before they left, so the rules count them as able to.
+    """
+    if run.state is not RunState.COOLDOWN:
+        return lost
+    voters = bitmap.from_seats(committee.cooldown_electees(run, members, lost.level))
+    return lost._replace(left=min(lost.left, (voters & members.healthy).bit_count()))
 
 
 def levels_go_back(levels: Sequence[int], checkpoint_step: int) -> str:
