@@ -90,6 +90,10 @@ def test_status_of_complete_epoch_says_if_its_steps_are_lost() -> None:
     complete = {"step": 10, "exit_reason": ExitReason.ROUNDS_PER_EPOCH}
     lost = at(RunState.WAITING_FOR_MEMBERS, **complete)
     assert "(the last epoch is complete, but its steps are lost)" in lost.waits[0]
+    cut_short = complete | {"exit_reason": ExitReason.QUORUM_MISSING}
+    seats = {0: builders.seat(0, state=MemberState.IDLE, pending=True)}
+    ended = at(RunState.WAITING_FOR_MEMBERS, members_=builders.members(seats), **cut_short)
+    assert "no quorum of its witnesses answered, and its steps are lost)" in ended.waits[0]
     kept = at(RunState.WAITING_FOR_MEMBERS, model_source=ModelSource.PEERS, **complete)
     assert "(the last epoch is complete)" in kept.waits[0]
 

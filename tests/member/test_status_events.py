@@ -123,7 +123,7 @@ def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
     assert (
         f"{tmp_path / f'test-step{named_step}'} is a copy of step {named_step}" in warning
     ) is bool(named_step)
-    other_copies = "That directory also has test-step2, which the run does not use" in warning
+    other_copies = "\nThat directory also has test-step2, which the run does not use" in warning
     assert other_copies is (2 in saved)
     assert ("start a new run from the copy" in warning) is bool(named_step)
     assert ("aftermath-solana create-run --run-id NEW" in warning) is bool(

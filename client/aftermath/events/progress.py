@@ -299,7 +299,10 @@ def ended_epoch(run: Run, members: Members, model: Model) -> str | None:
     ending = _ENDINGS.get(run.exit_reason)
     if ending is None:
         return None
-    return f"{ending}, but its steps are lost" if steps_lost(run, members, model) else ending
+    if not steps_lost(run, members, model):
+        return ending
+    joined = "and" if ending.startswith("the last epoch ended") else "but"
+    return f"{ending}, {joined} its steps are lost"
 
 
 def continues_at(step: int, checkpoint_step: int, *, has_commands: bool) -> str:

@@ -306,7 +306,8 @@ def _newest_copy(
         for path in saved_steps(directory, stem)
         if path != copy and (last_step_kept < step_of(path) <= most or is_protected(path))
     ]
-    also = f" That directory also has {', '.join(others)}, which the run does not use." * bool(
+    # On a line of its own: the copy's line ends with a command, which people paste.
+    also = f"\nThat directory also has {', '.join(others)}, which the run does not use" * bool(
         others
     )
     return "\n" + protected_copy(copy.absolute(), has_commands=has_commands) + also
