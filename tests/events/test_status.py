@@ -150,7 +150,7 @@ def away_for_a_day() -> tuple[Members, dict[str, Any]]:
 @pytest.mark.parametrize("has_tick", [True, False])
 @pytest.mark.parametrize(
     ("source", "known"),
-    [(ModelSource.PEERS, "has the model"), (ModelSource.CHECKPOINT, "trained before")],
+    [(ModelSource.PEERS, "had the model"), (ModelSource.CHECKPOINT, "trained before")],
 )
 def test_status_of_day_long_wait_names_rewind_on_chain(
     has_tick: bool, source: ModelSource, known: str

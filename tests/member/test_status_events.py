@@ -118,10 +118,12 @@ def test_lost_steps_name_and_protect_copy_that_run_does_not_use(
         "4 steps of training are lost: no member has the model, and the only "
     )
     assert "was saved" not in warning
+    assert "the run continues at step 4 with the initial model" in warning
+    assert ("; rewind --to-step 0 trains the lost steps again" in warning) is has_commands
     assert (
         f"{tmp_path / f'test-step{named_step}'} is a copy of step {named_step}" in warning
     ) is bool(named_step)
-    other_copies = "That directory also has test-step2, which the run does not use" in warning
+    other_copies = "\nThat directory also has test-step2, which the run does not use" in warning
     assert other_copies is (2 in saved)
     assert ("start a new run from the copy" in warning) is bool(named_step)
     assert ("aftermath-solana create-run --run-id NEW" in warning) is bool(
@@ -165,7 +167,27 @@ def test_level_without_holder_is_reported_once() -> None:
     assert warning.startswith(
         "levels 0, 1 of the model go back to the checkpoint of step 5 in the next epoch"
     )
-    assert "Start a member that trains all levels" in warning
+    assert "\nTo keep later steps, start a tier-0 member: train" in warning
+
+
+@pytest.mark.parametrize("saves", [True, False])
+def test_level_that_too_few_attested_blames_nobody_that_left(saves: bool) -> None:
+    """One of three holders attested level 1 of a complete epoch, and waits for the next one."""
+    events: list[event_types.Event] = []
+    notices = StatusEvents(Events(lambda: 0.0, [events.append]))
+    run = builders.run(RunState.WAITING_FOR_MEMBERS, step=9, levels_lost=0b10)
+    waits = builders.seat(0, state=MemberState.IDLE, pending=True)
+    view = View(run, builders.members({0: waits}), builders.model())
+    notices.levels_going_back(view, saves=saves)
+    started = builders.run(
+        RunState.WARMUP, step=9, levels_lost=0b10, model_source=ModelSource.PEERS
+    )
+    notices.lost(View(started, view.members, view.model), None, has_commands=True)
+    before, begins = [one.message for one in events if isinstance(one, event_types.Warning)]
+    why = "too few of the holders are left, or attested the newest steps"
+    assert why in before
+    assert why in begins
+    assert ("To keep later steps, start a tier-0 member" in before) is not saves
 
 
 @pytest.mark.parametrize("saves", [True, False])
@@ -183,7 +205,7 @@ def test_member_that_saves_is_not_told_to_start_one(saves: bool) -> None:
         "levels 0, 1, 2 of the model go back to the initial model in the next epoch: "
         "only 1 of 3 holders are left"
     )
-    assert "Start a member" not in warning
+    assert "tier-0 member" not in warning
     assert ("This member saves a copy" in warning) is saves
 
 

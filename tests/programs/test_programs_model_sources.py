@@ -279,7 +279,7 @@ def test_newcomers_alone_wait_a_day(world: World, model: str) -> None:
     holder = (
         "an absent member that trained before"
         if model == "in a checkpoint"
-        else "an absent member that has the model"
+        else "an absent member that had the model"
     )
     assert any(holder in one for one in waits)
     world.advance(HOLDERS_WAIT - 1)

@@ -16,18 +16,20 @@ import msgspec
 
 from aftermath.base.text import counted
 from aftermath.events import event_types
+from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import steps_at_risk, unsaved_steps
 from aftermath.rules.deadlines import (
     last_member,
+    newest_are_away,
     wait_for_last_member,
     waits_a_day,
     waits_for_holder,
 )
-from aftermath.rules.departures import LostLevel, levels_going_back, makes_a_step
+from aftermath.rules.departures import LostLevel, levels_going_back, lost_steps, makes_a_step
 from aftermath.rules.members import Members
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
-from aftermath.rules.state import ModelSource, RunState
+from aftermath.rules.state import ExitReason, ModelSource, RunState
 
 _WINDOW = 100  # steps from which the pace is computed
 _LEAST = 3  # minimum steps for an estimate
@@ -114,6 +116,15 @@ _STATES = {
     "ROUND_WITNESS": "witnessing",
 }
 """Words for states whose names are not plain English."""
+_ENDINGS = {
+    ExitReason.QUORUM_MISSING: "the last epoch ended: no quorum of its witnesses answered",
+    ExitReason.TOO_FEW_CLIENTS: "the last epoch ended: too few members were left",
+    ExitReason.TOTAL_STEPS: "all steps were trained",
+    ExitReason.ROUNDS_PER_EPOCH: "the last epoch is complete",
+    ExitReason.EPOCH_TIME: "the last epoch is complete: its time was over",
+    ExitReason.PAUSE: "the last epoch ended: the owner paused the run",
+    ExitReason.NO_ATTESTATION: "the last epoch ended: no witness attested its rounds",
+}
 
 
 def phase(event: event_types.Event) -> str | None:
@@ -138,6 +149,12 @@ def state_phrase(state: RunState) -> str:
     return f"in {text}" if state in (RunState.WARMUP, RunState.COOLDOWN) else text
 
 
+# A member that comes back without the model says so when it joins, and nobody waits for it then.
+_IF_STOPPED = (
+    "; if it was stopped, its model is lost, and the wait ends when all such members start again"
+)
+
+
 def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool) -> str | None:
     """Return for which absent members the run waits, or None if it waits for no holder.
 
@@ -147,15 +164,18 @@ def holder_wait(run: Run, members: Members, model: Model, *, has_commands: bool)
     saved = step > 0 and not unsaved_steps(run, model)
     if waits_for_holder(run, members, model):
         holder = (
-            "a member that finished the last epoch, because no recorded checkpoint has its steps"
+            "an absent member that finished the last epoch, because no recorded checkpoint has its "
+            f"steps{_IF_STOPPED}"
         )
     elif waits_a_day(run, members, model):
         # If so, nobody has newer steps. The program waits for that member anyway.
         from_checkpoint = saved or run.model_source is ModelSource.CHECKPOINT
-        known = "trained before" if from_checkpoint else "has the model"
+        known = "trained before" if from_checkpoint else "had the model"
         holder = f"an absent member that {known} (after 24 hours, any member)"
         if from_checkpoint:
             holder += ", although no trained steps depend on it"
+        else:
+            holder += _IF_STOPPED
     else:
         return None
     run_id = shlex.quote(run.run_id)
@@ -187,9 +207,15 @@ def _more_members(run: Run, members: Members) -> str:
     return f"; after that the run needs {counted(missing, 'more member')}"
 
 
+TOO_FEW_ATTESTED = "too few of the holders are left, or attested the newest steps"
+"""Why a level went back, after its epoch. The chain does not tell which of the two it was."""
+
+
 def going_back(run: Run, members: Members, model: Model) -> str | None:
     """Return which levels go back to the checkpoint and why, or None."""
-    lost = levels_going_back(run, members, model)
+    lost = [
+        _without_late_leavers(run, members, one) for one in levels_going_back(run, members, model)
+    ]
     if not lost:
         return None
     levels = [one.level for one in lost]
@@ -198,7 +224,19 @@ def going_back(run: Run, members: Members, model: Model) -> str | None:
     # Holders of these levels may have left before the newest step.
     most = counted(risked if in_epoch else unsaved_steps(run, model), "step is", "steps are")
     back = levels_go_back(levels, steps_before(model.checkpoint_step))
-    return f"{back}: {too_few(lost)}. Up to {most} lost"
+    why = too_few(lost) if in_epoch else TOO_FEW_ATTESTED
+    return f"{back}: {why}. Up to {most} lost"
+
+
+def _without_late_leavers(run: Run, members: Members, lost: LostLevel) -> LostLevel:
+    """Return a lost level without the members that left in the cooldown.
+
+    They may have attested before they left, so the rules count them as able to.
+    """
+    if run.state is not RunState.COOLDOWN:
+        return lost
+    voters = bitmap.from_seats(committee.cooldown_electees(run, members, lost.level))
+    return lost._replace(left=min(lost.left, (voters & members.healthy).bit_count()))
 
 
 def levels_go_back(levels: Sequence[int], checkpoint_step: int) -> str:
@@ -247,11 +285,57 @@ def lost_with_members(steps: int) -> str:
     return f"{not_recorded(steps)}; otherwise that training is lost when the last member ends"
 
 
-def lost_steps_named(lost: int, state: RunState) -> str:
-    """Return how many steps are lost, where the next epoch begins, and where copies may be."""
+def steps_lost(run: Run, members: Members, model: Model) -> int:
+    """Return how many trained steps are lost because the next epoch begins from the checkpoint.
+
+    0 while a member that the run knows to have had them may still have them.
+    """
+    nobody_left = newest_are_away(run, members, model) and not run.finishers
+    return unsaved_steps(run, model) if nobody_left else lost_steps(run, members, model)
+
+
+def ended_epoch(run: Run, members: Members, model: Model) -> str | None:
+    """Return how the last epoch ended and whether its steps are lost, or None."""
+    ending = _ENDINGS.get(run.exit_reason)
+    if ending is None:
+        return None
+    if not steps_lost(run, members, model):
+        return ending
+    joined = "and" if ending.startswith("the last epoch ended") else "but"
+    return f"{ending}, {joined} its steps are lost"
+
+
+def continues_at(step: int, checkpoint_step: int, *, has_commands: bool) -> str:
+    """Return a clause: the step counter stays although the model is an older one.
+
+    `has_commands`: whether the owner can rewind the run.
+    """
+    model = f"the model of step {checkpoint_step}" if checkpoint_step else "the initial model"
+    again = f"; rewind --to-step {checkpoint_step} trains the lost steps again"
+    return f"the run continues at step {step} with {model}{again * has_commands}"
+
+
+def lost_unless_running(steps: int, state: RunState) -> str:
+    """Return that steps are lost unless an absent member that has them is still running."""
+    are = counted(steps, "later step is", "later steps are")
+    hidden = " (a pause hides whether one is)" if state is RunState.PAUSED else ""
+    them = "it" if steps == 1 else "them"
+    return (
+        f"{are} lost unless an absent member that has {them} is still running{hidden}; "
+        "a member's --checkpoint-dir may have a copy"
+    )
+
+
+def lost_steps_named(lost: int, state: RunState, older: str) -> str:
+    """Return how many steps are lost, where the next epoch begins, and where copies may be.
+
+    `older`: `continues_at`. Used between epochs only: a running epoch may be undone with its steps.
+    """
     steps = counted(lost, "later step is", "later steps are")
     begins = "" if state is RunState.FINISHED else ", and the next epoch begins without them"
-    return f"{steps} lost{begins} (a member's --checkpoint-dir may have a copy)"
+    text = f"{steps} lost{begins} (a member's --checkpoint-dir may have a copy)"
+    between = state in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED)
+    return f"{text}; {older}" if between else text
 
 
 def last_member_wait(run: Run, members: Members, model: Model) -> str | None:

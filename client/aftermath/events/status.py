@@ -12,18 +12,21 @@ from dataclasses import dataclass
 from aftermath.base.text import counted
 from aftermath.events.printable import printable
 from aftermath.events.progress import (
+    continues_at,
+    ended_epoch,
     going_back,
     holder_wait,
     last_member_wait,
     lost_steps_named,
+    lost_unless_running,
     lost_with_members,
     span,
     state_phrase,
+    steps_lost,
 )
 from aftermath.rules import bitmap, committee
 from aftermath.rules.contents import steps_at_risk
-from aftermath.rules.deadlines import next_deadline, wait_for_last_member
-from aftermath.rules.departures import lost_steps
+from aftermath.rules.deadlines import newest_are_away, next_deadline, wait_for_last_member
 from aftermath.rules.members import Members, Seat
 from aftermath.rules.model import Model
 from aftermath.rules.run import STORED_ROUNDS, Run, steps_before
@@ -34,15 +37,6 @@ _OVERDUE = 15  # seconds after a deadline without a tick until a warning
 _TAKES_PART = "takes part"
 # `withdraw` is another thing: the command takes the bond back.
 _STANDINGS = {"healthy": _TAKES_PART, "withdrawn": "left"}
-_ENDINGS = {
-    ExitReason.QUORUM_MISSING: "the last epoch ended: no quorum of its witnesses answered",
-    ExitReason.TOO_FEW_CLIENTS: "the last epoch ended: too few members were left",
-    ExitReason.TOTAL_STEPS: "all steps were trained",
-    ExitReason.ROUNDS_PER_EPOCH: "the last epoch is complete",
-    ExitReason.EPOCH_TIME: "the last epoch is complete: its time was over",
-    ExitReason.PAUSE: "the last epoch ended: the owner paused the run",
-    ExitReason.NO_ATTESTATION: "the last epoch ended: no witness attested its rounds",
-}
 _UNATTESTED = (ExitReason.QUORUM_MISSING, ExitReason.NO_ATTESTATION)
 """After these, members of the epoch ask for a seat again. If none has asked, all have left."""
 
@@ -140,6 +134,9 @@ class RunStatus:
     """The levels that go back to the checkpoint, in words."""
     lost: int = 0
     """Trained steps that are lost with all levels, because the run goes back to the checkpoint."""
+    newest_are_away: bool = False
+    """Whether no waiting member has the steps that no checkpoint has."""
+    has_tick: bool = True  # see `status_of`
 
     @property
     def is_stalled(self) -> bool:
@@ -198,7 +195,9 @@ def status_of(
         outer_momentum=model.optimizer.outer_momentum,
         last_member_wait=last_member_seconds,
         going_back=going_back(run, members, model) or "",
-        lost=lost_steps(run, members, model),
+        lost=steps_lost(run, members, model),
+        newest_are_away=newest_are_away(run, members, model),
+        has_tick=has_tick,
     )
 
 
@@ -299,9 +298,8 @@ def _waits_for_members(run: Run, model: Model, members: Members) -> Iterator[str
         text += " (all members of the last epoch have left)"
     elif run.exit_reason is ExitReason.TOTAL_STEPS and run.trained_steps < run.config.total_steps:
         text += " (all earlier steps were trained; the owner has added more)"
-    elif ending := _ENDINGS.get(run.exit_reason):
-        lost = ", but its steps are lost" if lost_steps(run, members, model) else ""
-        text += f" ({ending}{lost})"
+    elif ending := ended_epoch(run, members, model):
+        text += f" ({ending})"
     yield text
 
 
@@ -438,7 +436,10 @@ def checkpoint_of(status: RunStatus) -> str:
         machine = ", on the machine that saved it" if status.checkpoint_is_local else ""
         text = f"step {status.checkpoint_step:,} at {status.checkpoint}{machine}"
     if status.lost:
-        return f"{text}; {lost_steps_named(status.lost, status.state)}"
+        older = continues_at(status.step, status.checkpoint_step, has_commands=status.has_tick)
+        return f"{text}; {lost_steps_named(status.lost, status.state, older)}"
+    if status.newest_are_away and status.unsaved:
+        return f"{text}; {lost_unless_running(status.unsaved, status.state)}"
     if not status.checkpoint_step:
         return lost_with_members(status.unsaved) if status.unsaved else text
     later = counted(status.unsaved, "later step is", "later steps are")

@@ -11,6 +11,8 @@ from aftermath.base.text import counted
 from aftermath.coordinator.ports import View
 from aftermath.events import event_types
 from aftermath.events.progress import (
+    TOO_FEW_ATTESTED,
+    continues_at,
     going_back,
     holder_wait,
     last_member_wait,
@@ -138,11 +140,12 @@ class StatusEvents:
                 if checkpoint_step
                 else "the only checkpoint is the initial model, of step 0"
             )
+            older = continues_at(reached, checkpoint_step, has_commands=has_commands)
             # A copy of fewer steps is from a branch that the run left before these were trained.
             copy = _newest_copy(directory, run, reached - steps, has_commands=has_commands)
             self._events.emit(
                 event_types.Warning(
-                    message=f"{lost} lost: {why}, and {newest}{copy}",
+                    message=f"{lost} lost: {why}, and {newest}; {older}{copy}",
                 )
             )
             return  # all levels are older, and that was reported
@@ -152,7 +155,7 @@ class StatusEvents:
             self._events.emit(
                 event_types.Warning(
                     message=f"level {level} of the model goes back to {checkpoint}: "
-                    "too few members that hold it are left",
+                    f"{TOO_FEW_ATTESTED}",
                 )
             )
         for level in contents.unattested(run):
@@ -246,7 +249,7 @@ class StatusEvents:
         if why is not None and lost != self._going_back:
             self._going_back = lost
             how = _going_back_advice(view, saves=saves)
-            self._events.emit(event_types.Warning(message=f"{why}\n{how}"))
+            self._events.emit(event_types.Warning(message="\n".join(filter(None, [why, how]))))
 
     def halt(self, run: Run) -> None:
         """Report once that the run waits for its owner."""
@@ -267,15 +270,17 @@ class StatusEvents:
 
 
 def _going_back_advice(view: View, *, saves: bool) -> str:
-    """Return what a member that stays can do about levels that nobody can attest."""
+    """Return what a member that stays can do about levels that nobody can attest.
+
+    Empty if this member saves later steps, and no earlier ones can be saved.
+    """
     holds_all = (
         view.members.healthy
         and min(view.members.seats[seat].tier for seat in bitmap.seats(view.members.healthy)) == 0
     )
     if not view.run.state.training or not holds_all:
-        return (
-            "Start a member that trains all levels: train --matformer-tier 0 --checkpoint-dir DIR"
-        )
+        start = "start a tier-0 member: train --matformer-tier 0 --checkpoint-dir DIR"
+        return "" if saves else f"To keep later steps, {start}"
     how = "Later steps of this epoch are lost too. The owner can end it by pausing the run"
     if saves:
         how += ". This member saves a copy of its model when it is stopped or the epoch ends"
@@ -301,7 +306,8 @@ def _newest_copy(
         for path in saved_steps(directory, stem)
         if path != copy and (last_step_kept < step_of(path) <= most or is_protected(path))
     ]
-    also = f" That directory also has {', '.join(others)}, which the run does not use." * bool(
+    # On a line of its own: the copy's line ends with a command, which people paste.
+    also = f"\nThat directory also has {', '.join(others)}, which the run does not use" * bool(
         others
     )
     return "\n" + protected_copy(copy.absolute(), has_commands=has_commands) + also

@@ -213,6 +213,19 @@ def trusted_finishers(run: Run, members: Members) -> int:
     return run.finishers & members.established or run.finishers
 
 
+def newest_are_away(run: Run, members: Members, model: Model) -> bool:
+    """Return whether no waiting member has the newest levels, which are in no checkpoint.
+
+    Absent members may still have them until they are stopped. Nobody waits in a pause.
+    """
+    return (
+        run.state in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED)
+        and run.model_source is ModelSource.PEERS
+        and unsaved_levels(run, model) != 0
+        and not trusted_finishers(run, members) & members.pending
+    )
+
+
 def expected(run: Run, members: Members) -> int:
     """Return the absent established members that the run waits for, as a bitmap of seats.
 
