@@ -123,7 +123,15 @@ class LastMember:
             is_lost_already=set(levels) <= {one.level for one in levels_lost(run, members)},
             is_pausing=run.pending_pause,
             has_full_peer=has_full_peer(self._ports.feed.view, self._ports.coordinator.wallet),
+            saves_only_copy=self._saves_only_copy(run, others),
         )
+
+    def _saves_only_copy(self, run: Run, others: int) -> bool:
+        """Return whether the run does not use what this member saves, because `others` stay."""
+        if self._checkpoints.directory is None or not others or not run.active:
+            return False
+        every = (1 << run.levels) - 1
+        return run.state.training or run.levels_attested != every
 
     # --- being stopped ----------------------------------------------------------------------------
 
