@@ -78,7 +78,7 @@ class LastMember:
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self.unsaved = UnsavedSteps()
         self._after_leaving = AfterLeaving(
-            ports, role, checkpoints, self.unsaved, self._has_attested
+            ports, role, checkpoints, self.unsaved, self._has_attested, self._record
         )
 
     def stake(
@@ -124,6 +124,7 @@ class LastMember:
             is_pausing=run.pending_pause,
             has_full_peer=has_full_peer(self._ports.feed.view, self._ports.coordinator.wallet),
             saves_only_copy=self._saves_only_copy(run, others),
+            is_between_epochs=not run.active,
         )
 
     def _saves_only_copy(self, run: Run, others: int) -> bool:

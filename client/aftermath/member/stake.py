@@ -111,6 +111,8 @@ class Stake:
     """Whether another member that holds the whole model took part (`has_full_peer`)."""
     saves_only_copy: bool = False
     """Whether that save is only a copy, because other members stay in the epoch."""
+    is_between_epochs: bool = False
+    """Whether the epoch is over, so that the members need not have stayed longer in it."""
 
     @property
     def costs_others(self) -> bool:
@@ -184,6 +186,8 @@ class Stake:
         if self.saves and not self.reason:
             return _WRITABLE  # the save failed
         stay = _UNTIL_PAUSED if self.is_pausing else _PAUSE_FIRST
+        if self.is_between_epochs:
+            stay = _STOP_LAST
         if self.has_full_peer:
             return f"{stay}. Tier-0 members with a --checkpoint-dir may have saved a copy"
         return stay if self.reason else _STOP_LAST
