@@ -56,6 +56,25 @@ def test_stopped_holders_lose_levels_despite_copy(
     play(tmp_path, story, **_RUN | {"init_min_clients": count + 1})
 
 
+def test_last_holder_saves_only_copy_while_others_stay(tmp_path: Path) -> None:
+    async def story(sim: SimulatedRun) -> None:
+        large = sim.add(0)
+        small = sim.add(2)
+        await sim.until_round(3)
+        assert large.member is not None
+        stake = large.member.stake()
+        assert stake is not None
+        assert stake.saves_if_it_stays
+        await sim.stop(small)
+        await sim.until(lambda _: sim.members.healthy.bit_count() == 1)
+        await asyncio.sleep(1)
+        stake = large.member.stake()
+        assert stake is not None
+        assert not stake.saves_if_it_stays, "it keeps its seat"
+
+    play(tmp_path, story, **_RUN | {"init_min_clients": 2})
+
+
 _ALL = "levels 0, 1, 2"
 _FEW = "only 1 of 3 holders are left"
 

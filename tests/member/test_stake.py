@@ -103,6 +103,10 @@ def test_train_on_finished_run_raises_loss(tmp_path: Path) -> None:
             "Next time stay until the epoch ends, or let the owner pause the run first. Tier-0 "
             "members with a --checkpoint-dir may have saved a copy",
         ),
+        (
+            Stake(6, [1], saves=False, has_full_peer=True, is_between_epochs=True),
+            "Let a tier-0 member with --checkpoint-dir DIR take part, and stop it last. Tier-0 ",
+        ),
     ],
 )
 def test_fix_of_lost_steps_fits_member_and_run(stake: Stake, fix: str) -> None:

@@ -154,6 +154,45 @@ def test_member_that_others_need_is_warned_before_it_leaves(
     assert departure.lost == stake
 
 
+@pytest.mark.parametrize(
+    ("number", "can_ask", "is_lost_already", "asks"),
+    [
+        (signal.SIGINT, True, False, True),
+        (signal.SIGINT, True, True, False),
+        (signal.SIGINT, False, False, False),
+        (signal.SIGTERM, True, False, False),
+    ],
+)
+def test_last_holder_that_saves_only_copy_is_asked_on_terminal(
+    number: signal.Signals, can_ask: bool, is_lost_already: bool, asks: bool
+) -> None:
+    """Without a terminal it is not warned, because it keeps its seat if the others leave too."""
+    events: list[Any] = []
+    departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=can_ask)
+    stake = Stake(
+        6,
+        [0, 1],
+        saves=True,
+        goes_back=True,
+        others_continue=True,
+        saves_only_copy=True,
+        is_lost_already=is_lost_already,
+    )
+    member = AtStake(stake)
+    departure.member = member  # type: ignore[assignment]
+    if asks:
+        assert departure.on_signal(number) is None
+        assert member.stopped is None
+    assert departure.on_signal(number) == 60.0
+    assert member.stopped is not None
+    warned = [event.message for event in events if isinstance(event, event_types.Warning)]
+    assert len(warned) == asks
+    for message in warned:
+        assert message.startswith(LOST)
+        assert "Stay until the epoch ends, or let the owner pause the run first" in message
+        assert "Press Ctrl-C again to leave" in message
+
+
 def test_member_of_epoch_that_is_lost_already_is_not_asked() -> None:
     events: list[Any] = []
     departure = Departure(Events(lambda: 0.0, [events.append]), can_ask=True)

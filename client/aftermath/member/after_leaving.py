@@ -1,14 +1,16 @@
 """Find out what a run loses after this member has left it, and save a copy if one is needed.
 
-Members that stop in the same second leave one after another, so the first ones still see the others
-in the epoch. So each member reads the run again until its time for leaving is over.
+Members that stop in the same second leave one after another, so the first ones still see the
+others. So each member reads the run again until its time for leaving is over. Outside an epoch the
+chain does not show who leaves, so they also ask each other.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from aftermath.base.errors import AftermathError
 from aftermath.coordinator.ports import View
@@ -19,8 +21,9 @@ from aftermath.member.ports import Ports, Role
 from aftermath.member.rounds.rounds import Rounds
 from aftermath.member.stake import SavedCopy, Stake, UnsavedSteps, has_full_peer
 from aftermath.member.unused_copies import protected_copy
+from aftermath.p2p.transport import Transport, TransportError
 from aftermath.replica.replica import Replica
-from aftermath.rules import bitmap, departures
+from aftermath.rules import bitmap, contents, departures
 from aftermath.rules.departures import LostLevel, levels_lost
 from aftermath.rules.run import Run, steps_before
 from aftermath.rules.state import RunState
@@ -28,6 +31,12 @@ from aftermath.rules.state import RunState
 _READ_SECONDS = 3.0
 _PAUSE = 0.2  # seconds between two reads of the run
 _SAFE_HOLDERS = 2  # one other holder may have been killed, which the chain notices later
+_TOPIC = "leaving"  # a member answers it once it has left the run
+_LEAVES = b"\x00"
+_SAVES = b"\x01"  # it leaves, and can save a checkpoint
+_ANSWER_SECONDS = 0.5
+# The states in which members hold the model of the last epoch.
+_BETWEEN = (RunState.WAITING_FOR_MEMBERS, RunState.WARMUP, RunState.PAUSED)
 
 
 @dataclass(frozen=True)
@@ -54,13 +63,19 @@ class AfterLeaving:
         checkpoints: CheckpointWriter,
         unsaved: UnsavedSteps,
         has_attested: Callable[[Run], bool],
+        record: Callable[[Run, Replica, Path], Awaitable[None]],
     ) -> None:
-        """`has_attested`: whether this member has attested the model in the run's cooldown."""
+        """`has_attested`: whether this member has attested the model in the run's cooldown.
+
+        `record` records a saved model on chain if all its levels are attested.
+        """
         self._ports = ports
         self._role = role
         self._checkpoints = checkpoints
         self._unsaved = unsaved
         self._has_attested = has_attested
+        self._record = record
+        self._peers = _LeavingPeers(ports.transport)
         self._copy: SavedCopy | None = None
         self._has_tried = False  # whether it tried to save a copy
 
@@ -75,6 +90,7 @@ class AfterLeaving:
         lost = departed.lost
         self._copy = departed.copy
         self._has_tried = departed.copy is not None
+        self._peers.answer(saves=self._checkpoints.directory is not None)
         while (view := await self._view()) is not None:
             had_tried = self._has_tried
             lost = await self._judge(view, departed, lost)
@@ -88,7 +104,10 @@ class AfterLeaving:
         return lost
 
     async def _view(self) -> View | None:
-        """Return the current view without this member, or None if its epoch is over."""
+        """Return the current view without this member, or None if the run has moved on.
+
+        The view is of the same epoch, or of the same time between two epochs.
+        """
         try:
             async with asyncio.timeout(_READ_SECONDS):
                 view = await self._ports.coordinator.view(fresh=True)
@@ -97,7 +116,7 @@ class AfterLeaving:
         run = view.run
         before = self._ports.feed.run
         same = (run.epoch, run.epoch_started_at) == (before.epoch, before.epoch_started_at)
-        if not same or not (run.state.training or run.state is RunState.COOLDOWN):
+        if not same or not (run.active or run.state in _BETWEEN):
             return None
         seat = view.members.find(self._ports.coordinator.wallet)
         if seat is not None and bitmap.contains(view.members.healthy, seat):
@@ -116,7 +135,9 @@ class AfterLeaving:
         reached = max(step, departures.reached_steps(run))
         steps = self._unsaved.count(run, view.model, step=reached)
         if steps <= 0:
-            return lost
+            return lost if run.active else None  # a checkpoint was recorded meanwhile
+        if run.state in _BETWEEN:
+            return await self._judge_between(view, departed, lost, step=step, steps=steps)
         seat = members.find(self._ports.coordinator.wallet)
         silent = 0 if seat is None or self._has_attested(run) else 1 << seat
         levels = levels_lost(run, members, silent=silent)
@@ -124,26 +145,55 @@ class AfterLeaving:
         few_stay = departures.full_holders(members, self._role.tier) < _SAFE_HOLDERS
         if is_lost or (few_stay and not self._is_attested(run)):
             await self._save_copy(departed.replica, run, step)
-        copied = (
-            0 if self._copy is None else self._unsaved.count(run, view.model, step=self._copy.step)
-        )
         if is_lost:
-            lost = self._stake(view, levels)
+            lost = self._stake(view, levels, others_continue=members.healthy != 0)
+        return self._counted(view, lost, steps)
+
+    async def _judge_between(
+        self, view: View, departed: Departed, lost: Stake | None, *, step: int, steps: int
+    ) -> Stake | None:
+        """Return what is lost if no member stays that finished the last epoch with these levels."""
+        run = view.run
+        members = view.members
+        seat = members.find(self._ports.coordinator.wallet)
+        if seat is None:
+            return lost
+        others = bitmap.seats(contents.holders(run, members) & ~(1 << seat))
+        staying = await self._peers.staying(
+            (members.seats[other].p2p for other in others),
+            # Two members that can save must not both rely on the other one.
+            with_savers=self._checkpoints.directory is None,
+        )
+        levels = contents.sole_levels(run, members, seat, staying)
+        if levels:
+            await self._save_copy(departed.replica, run, step)
+            if contents.unsaved_steps(run, self._ports.feed.model) == 0:
+                return None  # this member recorded its checkpoint
+            lost_levels = [LostLevel(level, 0, 0) for level in levels]
+            lost = self._stake(view, lost_levels, others_continue=bool(staying))
+        return self._counted(view, lost, steps)
+
+    def _counted(self, view: View, lost: Stake | None, steps: int) -> Stake | None:
+        """Return a loss with its number of steps and with the copy of them."""
+        copied = 0
+        if self._copy is not None:
+            copied = self._unsaved.count(view.run, view.model, step=self._copy.step)
         return lost and replace(lost, steps=steps, copy=self._copy, copied=copied)
 
-    def _stake(self, view: View, levels: list[LostLevel]) -> Stake:
+    def _stake(self, view: View, levels: list[LostLevel], *, others_continue: bool) -> Stake:
         return Stake(
-            steps=0,  # the caller counts them
+            steps=0,  # see `_counted`
             levels=[one.level for one in levels],
             saves=self._checkpoints.directory is not None,
             goes_back=True,
-            others_continue=view.members.healthy != 0,
+            others_continue=others_continue,
             checkpoint_step=steps_before(view.model.checkpoint_step),
             has_commands=self._ports.coordinator.has_tick,
             reason=too_few(levels) if any(one.left for one in levels) else "",
             is_lost_already=True,
             is_pausing=view.run.pending_pause,
             has_full_peer=has_full_peer(view, self._ports.coordinator.wallet),
+            is_between_epochs=not view.run.active,
         )
 
     def _is_attested(self, run: Run) -> bool:
@@ -156,13 +206,57 @@ class AfterLeaving:
         if self._checkpoints.directory is None or self._has_tried:
             return
         self._has_tried = True
-        path = await self._checkpoints.save_now(replace(run, step=step + 1), replica)
+        model_run = replace(run, step=step + 1)
+        path = await self._checkpoints.save_now(model_run, replica)
         if path is None:
             return
-        self._copy = SavedCopy(path, step)
-        self._ports.events.emit(event_types.Stopped(step=step, path=str(path), continues=False))
+        continues = False
+        if run.state in _BETWEEN:
+            await self._record(model_run, replica, path)
+            continues = contents.unsaved_steps(model_run, self._ports.feed.model) == 0
+        if not continues:
+            self._copy = SavedCopy(path, step)
+        self._ports.events.emit(event_types.Stopped(step=step, path=str(path), continues=continues))
+
+
+class _LeavingPeers:
+    """Tells other members that this one leaves, and asks them whether they do too."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+
+    def answer(self, *, saves: bool) -> None:
+        """Answer from now on that this member leaves, and whether it can save a checkpoint."""
+
+        async def answer(peer: bytes, body: bytes) -> bytes:
+            del peer, body
+            return _SAVES if saves else _LEAVES
+
+        self._transport.handle(_TOPIC, answer)
+
+    async def staying(self, peers: Iterable[bytes], *, with_savers: bool) -> frozenset[bytes]:
+        """Return those of the peers that are connected and do not leave the run.
+
+        `with_savers`: also those that leave and can save a checkpoint first.
+        """
+        asked = sorted(self._transport.reachable() & frozenset(peers))
+        answers = await asyncio.gather(*(self._ask(peer) for peer in asked))
+        without = (_LEAVES,) if with_savers else (_LEAVES, _SAVES)
+        answered = zip(asked, answers, strict=True)
+        return frozenset(peer for peer, answer in answered if answer not in without)
+
+    async def _ask(self, peer: bytes) -> bytes:
+        """Return a peer's answer. It is empty if the peer stays."""
+        try:
+            return await self._transport.request(
+                peer, _TOPIC, b"", max_reply=1, deadline_s=_ANSWER_SECONDS
+            )
+        except TransportError:
+            return b""
 
 
 def _nothing_left_to_lose(view: View, lost: Stake | None) -> bool:
     """Return whether further departures cannot add to the loss."""
-    return not view.members.healthy or (lost is not None and len(lost.levels) == view.run.levels)
+    if lost is not None and len(lost.levels) == view.run.levels:
+        return True
+    return view.run.active and not view.members.healthy

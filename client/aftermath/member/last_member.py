@@ -78,7 +78,7 @@ class LastMember:
         """Whether the member is about to attest the saved model of an epoch that it resumed."""
         self.unsaved = UnsavedSteps()
         self._after_leaving = AfterLeaving(
-            ports, role, checkpoints, self.unsaved, self._has_attested
+            ports, role, checkpoints, self.unsaved, self._has_attested, self._record
         )
 
     def stake(
@@ -123,7 +123,16 @@ class LastMember:
             is_lost_already=set(levels) <= {one.level for one in levels_lost(run, members)},
             is_pausing=run.pending_pause,
             has_full_peer=has_full_peer(self._ports.feed.view, self._ports.coordinator.wallet),
+            saves_only_copy=self._saves_only_copy(run, others),
+            is_between_epochs=not run.active,
         )
+
+    def _saves_only_copy(self, run: Run, others: int) -> bool:
+        """Return whether the run does not use what this member saves, because `others` stay."""
+        if self._checkpoints.directory is None or not others or not run.active:
+            return False
+        every = (1 << run.levels) - 1
+        return run.state.training or run.levels_attested != every
 
     # --- being stopped ----------------------------------------------------------------------------
 

@@ -109,11 +109,20 @@ class Stake:
     """Whether the owner's pause begins at the end of this epoch."""
     has_full_peer: bool = False
     """Whether another member with the whole model took part (see `has_full_peer`)."""
+    saves_only_copy: bool = False
+    """Whether that save is only a copy, because other members stay in the epoch."""
+    is_between_epochs: bool = False
+    """Whether the epoch is over, so that the members need not have stayed longer in it."""
 
     @property
     def costs_others(self) -> bool:
         """Whether other members lose their training if this one leaves. A copy does not help."""
         return bool(self.reason) and not self.is_lost_already
+
+    @property
+    def saves_if_it_stays(self) -> bool:
+        """Whether the run keeps the steps of this last holder if it stays in the epoch."""
+        return self.saves_only_copy and not self.is_lost_already
 
     def sentence(self) -> str:
         """Return the loss as a sentence without its full stop."""
@@ -126,7 +135,7 @@ class Stake:
         return (
             f"{steps} in no checkpoint, and no other member has {levels_named(self.levels)} of the "
             f"model. If this member leaves, {self._continues_with()}"
-            f"{f'. {_PAUSE_SOON}' * self.is_pausing}"
+            f"{f'. {self._how_to_stay()}' * (self.saves_if_it_stays or self.is_pausing)}"
         )
 
     def _how_to_stay(self) -> str:
@@ -177,6 +186,8 @@ class Stake:
         if self.saves and not self.reason:
             return _WRITABLE  # the save failed
         stay = _UNTIL_PAUSED if self.is_pausing else _PAUSE_FIRST
+        if self.is_between_epochs:
+            stay = _STOP_LAST
         if self.has_full_peer:
             return f"{stay}. Tier-0 members with a --checkpoint-dir may have saved a copy"
         return stay if self.reason else _STOP_LAST

@@ -139,7 +139,11 @@ class Departure:
         """
         stake = self.member.stake() if self.member is not None else None
         self._may_ask = self._can_ask and number == signal.SIGINT
-        if stake is not None and stake.costs_others and not self._has_warned_of_others:
+        warns_of_others = stake is not None and (
+            # Without a terminal it may still become the last member, and then keeps its seat.
+            stake.costs_others or (stake.saves_if_it_stays and self._may_ask)
+        )
+        if stake is not None and warns_of_others and not self._has_warned_of_others:
             self._has_warned_of_others = True
             self._warn(stake, "It saves a copy then." if stake.saves else "")
             if self._may_ask:
