@@ -246,10 +246,15 @@ def _finding(audit: ShareAudit) -> Finding:
     distance = None if distances is None else distances.whole
     if not first.is_mismatch:
         return _without_cost(first.judgement, distance)
-    second = audit.attempt(never, is_repeated=True)
-    if isinstance(second, Judgement):
-        return _without_cost(second, distance)
-    return _without_cost(audit.conclude(first, second), distance)
+    judgement = first.judgement
+    for repetition in range(1, audit.repeats + 1):
+        again = audit.attempt(never, repetition=repetition)
+        if isinstance(again, Judgement):
+            return _without_cost(again, distance)
+        judgement = audit.conclude(first, again)
+        if judgement.verdict is None:
+            break
+    return _without_cost(judgement, distance)
 
 
 def _without_cost(judgement: Judgement, distance: float | None) -> Finding:

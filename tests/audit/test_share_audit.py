@@ -45,15 +45,15 @@ def judged(audit: ShareAudit) -> AuditVerdict | None:
     first = attempt(audit)
     if not first.is_mismatch:
         return first.judgement.verdict
-    return audit.conclude(first, attempt(audit, is_repeated=True)).verdict
+    return audit.conclude(first, attempt(audit, repetition=1)).verdict
 
 
 def differ(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     return any(not torch.equal(tensor, other[name]) for name, tensor in one.items())
 
 
-def attempt(audit: ShareAudit, *, is_repeated: bool = False) -> Attempt:
-    made = audit.attempt(NEVER, is_repeated=is_repeated)
+def attempt(audit: ShareAudit, *, repetition: int = 0) -> Attempt:
+    made = audit.attempt(NEVER, repetition=repetition)
     assert isinstance(made, Attempt)
     return made
 
@@ -82,13 +82,19 @@ def test_false_claim_is_convicted_after_moved_replay(case: str, sequences: int) 
     trained = shortened(last_share(case), sequences)
     audit = audit_of(trained, members.skip_steps(trained, 1))
     first = attempt(audit)
-    second = attempt(audit, is_repeated=True)
+    second = attempt(audit, repetition=1)
     assert first.is_mismatch
     assert first.replay is not None
     assert second.replay is not None
     assert first.replay.passes == second.replay.passes
     assert differ(first.replay.state, second.replay.state)
     assert audit.conclude(first, second).verdict is AuditVerdict.MISMATCH
+    third = attempt(audit, repetition=2)
+    assert audit.repeats == 2
+    assert third.replay is not None
+    assert differ(third.replay.state, first.replay.state)
+    assert differ(third.replay.state, second.replay.state)
+    assert audit.conclude(first, third).verdict is AuditVerdict.MISMATCH
 
 
 @pytest.mark.parametrize(("case", "rate"), [("adamw", 400), ("muon", 50), ("muon", 100)])
@@ -119,7 +125,7 @@ def test_repeated_replay_in_bf16_is_not_moved() -> None:
     trained = last_share("adamw")
     audit = audit_of(trained, members.skip_steps(trained, 4), products="bf16")
     first = attempt(audit)
-    second = attempt(audit, is_repeated=True)
+    second = attempt(audit, repetition=1)
     assert first.replay is not None
     assert second.replay is not None
     assert not differ(first.replay.state, second.replay.state)

@@ -142,7 +142,7 @@ def test_warning_functions_all_have_a_code(monkeypatch: pytest.MonkeyPatch) -> N
     [
         (0, 30, ""),
         (5, 60, ""),
-        (5, 30, "false results are missed if a share takes more than 7.5 seconds"),
+        (5, 30, "false results are missed if a share takes more than 5 seconds"),
     ],
 )
 def test_cooldown_shorter_than_audits_is_a_warning(percent: int, seconds: int, says: str) -> None:

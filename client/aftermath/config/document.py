@@ -44,7 +44,7 @@ class RunRules(Table):
         description="Maximum time for hashing, attesting and saving the model after an epoch. The "
         "cooldown ends early when all levels are attested and a checkpoint is recorded. If no "
         "member saves checkpoints, or results are audited, it takes the whole time. Audits of the "
-        "last rounds need about four times a share's time.",
+        "last rounds need about six times a share's time.",
     )
     min_round_time: Seconds = Field(
         default=1,

@@ -84,8 +84,8 @@ def warning_about_cooldown(rules: Config) -> str:
     if not rules.verification_percent or seconds >= rules.max_round_train_time:
         return ""
     return (
-        f"cooldown_time = {seconds}: audits of an epoch's last rounds need about four times a share's time, so "
-        f"false results are missed if a share takes more than {seconds / 4:g} seconds; raise cooldown_time"
+        f"cooldown_time = {seconds}: audits of an epoch's last rounds need about six times a share's time, so "
+        f"false results are missed if a share takes more than {seconds / 6:g} seconds; raise cooldown_time"
     )
 
 

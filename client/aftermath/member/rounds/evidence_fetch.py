@@ -63,8 +63,8 @@ class EvidenceFetch:
         self._write = workers.write
         self._directory = directory
         self._trouble: dict[bytes, str] = {}
-        self._fetching = 0
-        """Bytes on disk that the running fetches may need."""
+        self._fetching: list[Sequence[WantedBlock]] = []
+        """The wanted blocks of the running fetches."""
 
     def trouble(self, commitment: Commitment) -> str:
         """Return why the state of a result was not fetched yet, or an empty string."""
@@ -105,7 +105,7 @@ class EvidenceFetch:
             await self._ports.clock.sleep(_LENDER_PAUSE)
             await self._fetch(commitment, peer, state_outline, wanted[::-1])
 
-        with self._disk_space(len(wanted) * BLOCK):
+        with self._disk_space(wanted):
             waits = [self._fetch(commitment, commitment.sender, state_outline, wanted)]
             if lender is not None:
                 waits.append(from_lender(lender))
@@ -113,16 +113,19 @@ class EvidenceFetch:
         return ProvenBlocks(before, after)
 
     @contextmanager
-    def _disk_space(self, size: int) -> Iterator[None]:
-        """Reserve the bytes of a fetch. Raise OSError if they and as many more would not fit."""
+    def _disk_space(self, wanted: Sequence[WantedBlock]) -> Iterator[None]:
+        """Reserve space for a fetch. Raise OSError if it and as much more would not fit."""
         directory = self._directory or tempfile.gettempdir()
-        if shutil.disk_usage(directory).free < self._fetching + 2 * size:
+        missing = sum(
+            one.number not in one.store for fetch in self._fetching for one in fetch
+        )  # what is stored no longer counts as free
+        if shutil.disk_usage(directory).free < (missing + 2 * len(wanted)) * BLOCK:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
-        self._fetching += size
+        self._fetching.append(wanted)
         try:
             yield
         finally:
-            self._fetching -= size
+            self._fetching = [one for one in self._fetching if one is not wanted]
 
     async def _outline(self, commitment: Commitment) -> StateOutline:
         return await self._prepare(lambda: outline_of(self._schema, commitment.tier))

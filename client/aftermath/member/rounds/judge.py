@@ -7,6 +7,7 @@ member may be honest.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -18,7 +19,7 @@ from torch import Tensor
 from aftermath.audit.claim import Claim, ProvenBlocks, known_state
 from aftermath.audit.replay import AuditedShare
 from aftermath.audit.replay_devices import why_no_replay
-from aftermath.audit.share_audit import Judgement, ShareAudit
+from aftermath.audit.share_audit import Attempt, Judgement, ShareAudit
 from aftermath.audit.start_weights import StartWeights
 from aftermath.base.concurrency import both
 from aftermath.base.rate_limit import Backoff
@@ -202,10 +203,14 @@ class Judge:
             return first
         if not first.is_mismatch:
             return first.judgement
-        second = await self.spare_time.run(partial(audit.attempt, is_repeated=True))
-        if isinstance(second, Judgement):
-            return second
-        judgement = await self.spare_time.run(lambda _: audit.conclude(first, second))
+        judgement = first.judgement
+        for repetition in range(1, audit.repeats + 1):
+            again = await self.spare_time.run(partial(audit.attempt, repetition=repetition))
+            if isinstance(again, Judgement):
+                return again
+            judgement = await self.spare_time.run(partial(_conclude, audit, first, again))
+            if judgement.verdict is None:
+                break
         return replace(judgement, evidence=evidence)
 
     def _share(
@@ -241,3 +246,9 @@ class Judge:
                 return torch.from_numpy(await self._read(lambda: self._data.read(indices)))
             except SourceUnavailable:
                 await self._ports.clock.sleep(pauses.next())
+
+
+def _conclude(
+    audit: ShareAudit, first: Attempt, again: Attempt, cancelled: threading.Event
+) -> Judgement:
+    return audit.conclude(first, again)
