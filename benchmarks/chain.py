@@ -178,8 +178,7 @@ def train(run: Scenario, world: Recorder) -> None:
     world.label = None
     judge(run, world)
     record = world.record("Run", run.run_id)
-    # Without audits, `checkpoint` ends the epoch, and one drain round is enough.
-    record["config"]["verification_percent"] = 0
+    record["config"]["verification_percent"] = 0  # so that `checkpoint` ends the epoch
     record["draining"] = min(record["draining"], 1)
     world.store("Run", run.run_id, record)
     closed = run.run.round(judged + 1)

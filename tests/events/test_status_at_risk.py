@@ -154,7 +154,7 @@ def test_steps_are_lost_unless_absent_holder_still_runs() -> None:
 
 @pytest.mark.parametrize("state", [RunState.WAITING_FOR_MEMBERS, RunState.PAUSED])
 def test_steps_are_lost_if_all_holders_came_back_without(state: RunState) -> None:
-    """A member that joins without a replica is no finisher any more."""
+    """A member that joins without a replica is no longer a finisher."""
     status = _ended(state, waits=False, finishers=0)
     assert "; 3 later steps are lost, and the next epoch begins without" in checkpoint_of(status)
     assert len(status.waits) == 1

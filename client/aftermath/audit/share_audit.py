@@ -44,7 +44,7 @@ class Judgement:
     reason: str
     is_hardware_fault: bool = False
     evidence: ProvenBlocks | None = None
-    """The fetched blocks of both states, after two replays.
+    """The fetched blocks of both states, after repeated replays.
 
     An auditor lends them if it opens a case.
     """

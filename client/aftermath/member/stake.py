@@ -13,7 +13,7 @@ from aftermath.member.unused_copies import new_run
 from aftermath.model.saved_checkpoints import stem_of_run, step_directory
 from aftermath.rules import bitmap
 from aftermath.rules.contents import begins_from_checkpoint, claimed_by_no_other, unsaved_steps
-from aftermath.rules.departures import is_undone, reached_steps
+from aftermath.rules.departures import has_gone_back, reached_steps
 from aftermath.rules.model import Model
 from aftermath.rules.run import Run, steps_before
 
@@ -60,7 +60,7 @@ class UnsavedSteps:
 
         0 between epochs if the next one begins from the checkpoint: then they are lost already.
         """
-        if is_undone(run):
+        if has_gone_back(run):
             return 0
         reached = reached_steps(run) if step is None else step
         steps = unsaved_steps(replace(run, step=reached + 1), model)

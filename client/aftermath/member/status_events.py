@@ -154,8 +154,7 @@ class StatusEvents:
         for level in (level for level in range(run.levels) if run.levels_lost >> level & 1):
             self._events.emit(
                 event_types.Warning(
-                    message=f"level {level} of the model goes back to {checkpoint}: "
-                    f"{TOO_FEW_ATTESTED}",
+                    message=f"level {level} of the model goes back to {checkpoint}: {TOO_FEW_ATTESTED}",
                 )
             )
         for level in contents.unattested(run):
@@ -245,8 +244,10 @@ class StatusEvents:
         `saves`: whether this member has all levels and a directory for checkpoints.
         """
         why = going_back(view.run, view.members, view.model)
+        if why is None:
+            return
         lost = view.run.epoch, levels_going_back(view.run, view.members, view.model)
-        if why is not None and lost != self._going_back:
+        if lost != self._going_back:
             self._going_back = lost
             how = _going_back_advice(view, saves=saves)
             self._events.emit(event_types.Warning(message="\n".join(filter(None, [why, how]))))

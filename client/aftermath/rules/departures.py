@@ -141,8 +141,8 @@ def reached_steps(run: Run) -> int:
     return run.trained_steps + makes_a_step(run)
 
 
-def is_undone(run: Run) -> bool:
-    """Return whether the run waits for an epoch that begins from the checkpoint."""
+def has_gone_back(run: Run) -> bool:
+    """Return whether the run, between epochs, has gone back to the durable checkpoint."""
     waits = run.state in (RunState.WAITING_FOR_MEMBERS, RunState.PAUSED)
     return waits and run.model_source is ModelSource.CHECKPOINT
 
@@ -160,7 +160,7 @@ def lost_steps(run: Run, members: Members, model: Model) -> int:
         lost = {one.level for one in levels_lost(run, members)}
         return steps_at_risk(run, model) + makes_a_step(run) if lost.issuperset(trained) else 0
     ended = run.state is RunState.FINISHED and run.model_source is ModelSource.CHECKPOINT
-    return max(0, run.trained_steps - saved) if ended or is_undone(run) else 0
+    return max(0, run.trained_steps - saved) if ended or has_gone_back(run) else 0
 
 
 def _has_rounds(run: Run) -> bool:

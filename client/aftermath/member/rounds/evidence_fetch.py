@@ -116,9 +116,8 @@ class EvidenceFetch:
     def _disk_space(self, wanted: Sequence[WantedBlock]) -> Iterator[None]:
         """Reserve space for a fetch. Raise OSError if it and as much more would not fit."""
         directory = self._directory or tempfile.gettempdir()
-        missing = sum(
-            one.number not in one.store for fetch in self._fetching for one in fetch
-        )  # what is stored no longer counts as free
+        # Blocks that are stored already no longer count as free space.
+        missing = sum(one.number not in one.store for fetch in self._fetching for one in fetch)
         if shutil.disk_usage(directory).free < (missing + 2 * len(wanted)) * BLOCK:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
         self._fetching.append(wanted)
